@@ -1,0 +1,24 @@
+"""Paceline: straggler-tolerant distributed training for PyTorch.
+
+    import paceline
+    pace = paceline.attach(ddp, optimizer, mode="observe")   # or "suggest", "auto"
+
+Measures every rank's own time, names the slow one and the cause, and in "auto" changes the synchronisation mode when
+that brings the accuracy sooner. See `attach`.
+"""
+
+from paceline.act.attach import Pace, attach
+from paceline.errors import ConfigError, DivergenceError, PacelineError, PeerError, PeerTimeout, RecordError
+from paceline.measure.taps import expected_slow
+
+__all__ = [
+    "ConfigError",
+    "DivergenceError",
+    "Pace",
+    "PacelineError",
+    "PeerError",
+    "PeerTimeout",
+    "RecordError",
+    "attach",
+    "expected_slow",
+]

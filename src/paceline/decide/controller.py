@@ -1,0 +1,333 @@
+"""The decision loop: turns observations into verdicts, plans and measured gains. Pure: joins all of `decide`.
+
+The same object runs live (fed by the coordinator on rank 0), in replay (fed from a run log) and in simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Any
+
+from paceline.decide.estimate import Conditions, LrRule, estimate, lr_scale, updates_needed
+from paceline.decide.selector import Policy, Selector
+from paceline.policy.barrier import BSP
+from paceline.policy.ring import AttachedRing
+from paceline.predict.attribution import verdict
+from paceline.predict.detector import Detector, DetectorState
+from paceline.predict.forecast import Ewma, Forecaster
+from paceline.types import NoiseScale, Rank, StepTiming, Update, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A decision to change the synchronisation mode.
+
+    Args:
+        epoch: Number of the plan, from 1; nobody acts on an older one.
+        effective_step: Every rank switches before it computes this gradient exchange, none before, none after.
+        policy: The mode.
+        lr_scale: Expected factor on the learning rate while it lasts; each update's own factor is in the log.
+        predicted_gain: Time to accuracy of staying over that of the plan, ratio.
+        reason: One sentence, shown as it is.
+    """
+
+    epoch: int
+    effective_step: int
+    policy: Policy
+    lr_scale: float
+    predicted_gain: float
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as a JSON-ready object; `plan_from_json` turns it back."""
+        return {
+            "epoch": self.epoch,
+            "effective_step": self.effective_step,
+            "policy": policy_to_json(self.policy),
+            "lr_scale": self.lr_scale,
+            "predicted_gain": self.predicted_gain,
+            "reason": self.reason,
+        }
+
+
+def policy_to_json(policy: Policy) -> dict[str, Any]:
+    """A policy as a JSON-ready object."""
+    if isinstance(policy, AttachedRing):
+        return {
+            "name": "AttachedRing",
+            "ring": list(policy.ring),
+            "parent_of": {str(child): parent for child, parent in policy.parent_of.items()},
+            "max_staleness": policy.max_staleness,
+        }
+    return {"name": "BSP"}
+
+
+def policy_from_json(data: Mapping[str, Any]) -> Policy:
+    """The policy behind such an object.
+
+    Raises:
+        ValueError: an unknown name.
+
+    Example:
+        >>> policy_from_json(policy_to_json(AttachedRing((0, 1), {2: 0}))).parent_of
+        {2: 0}
+    """
+    match data["name"]:
+        case "BSP":
+            return BSP()
+        case "AttachedRing":
+            parent_of = {int(child): parent for child, parent in data["parent_of"].items()}
+            return AttachedRing(tuple(data["ring"]), parent_of, data["max_staleness"])
+    raise ValueError(f"unknown policy {data['name']!r}; wanted 'BSP' or 'AttachedRing'")
+
+
+def plan_from_json(data: Mapping[str, Any]) -> Plan:
+    """The plan behind `Plan.to_json`'s object."""
+    return Plan(**{**data, "policy": policy_from_json(data["policy"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Every rank switched to this plan at this step."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The plan could not be agreed on (some rank was already past its step)."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What an adopted plan brought, measured against the steps before it.
+
+    Args:
+        epoch: The plan.
+        predicted: Its promise, ratio.
+        measured: Time per unit of progress before over after, ratio.
+        interval_before_s, interval_after_s: Median time between updates, seconds.
+        batch_before, batch_after: Mean samples per update.
+    """
+
+    epoch: int
+    predicted: float
+    measured: float
+    interval_before_s: float
+    interval_after_s: float
+    batch_before: float
+    batch_after: float
+
+
+Observation = StepTiming | NoiseScale | Update | Adopted | Rejected
+Decision = Verdict | Plan | Gain
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """How the steps before a plan went: what its gain is measured against."""
+
+    interval_s: float
+    batch_samples: float
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerState:
+    """Everything the controller remembers; a value."""
+
+    detector: DetectorState
+    forecasts: Any
+    policy: Policy = field(default_factory=BSP)
+    noise: float | None = None
+    step: int = 0
+    since_step: int = 0
+    num_plans: int = 0
+    pending: Plan | None = None
+    adopted: Plan | None = None
+    before: Baseline | None = None
+    recent: Mapping[int, Mapping[Rank, StepTiming]] = field(default_factory=dict)
+    batches: tuple[int, ...] = ()
+    named: frozenset[Rank] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Observations in, decisions out.
+
+    Args:
+        hosts: Host name by rank; its length is the world size.
+        batch_size: Samples per rank and step, > 0.
+        lr_rule: How the learning rate follows the batch.
+        detector, forecaster, selector: The parts.
+        dwell_steps: Steps between two plans, at least.
+        fence_s: How long a plan takes to reach every rank; sets its `effective_step`, seconds.
+        staleness_cost: See `Conditions`.
+
+    Example:
+        >>> controller = Controller(hosts=("a",) * 4, batch_size=32)
+        >>> state, plans = controller.init(), []
+        >>> for step in range(1, 12):
+        ...     for rank in range(4):
+        ...         own = 0.25 if rank == 2 else 0.05
+        ...         timing = StepTiming(rank, step, 0.0, backward_s=own, wait_s=0.25 - own)
+        ...         state, decisions = controller.step(state, timing)
+        ...         plans += [d for d in decisions if isinstance(d, Plan)]
+        >>> plans[0].policy.parent_of, plans[0].predicted_gain > 3
+        ({2: 0}, True)
+    """
+
+    hosts: tuple[str, ...]
+    batch_size: int = 1
+    lr_rule: LrRule = "linear"
+    detector: Detector = field(default_factory=Detector)
+    forecaster: Forecaster[Any] = field(default_factory=Ewma)
+    selector: Selector = field(default_factory=Selector)
+    dwell_steps: int = 20
+    fence_s: float = 0.3
+    staleness_cost: float = 0.1
+
+    def init(self) -> ControllerState:
+        """Return the state before the first step: everybody in the ring."""
+        ranks = frozenset(range(len(self.hosts)))
+        return ControllerState(self.detector.init(ranks), self.forecaster.init(ranks))
+
+    def step(self, state: ControllerState, seen: Observation) -> tuple[ControllerState, tuple[Decision, ...]]:
+        """Take in one observation; return the new state and what follows from it, in order."""
+        match seen:
+            case StepTiming():
+                return self._on_timing(state, seen)
+            case NoiseScale():
+                return replace(state, noise=seen.value), ()
+            case Update():
+                return replace(state, batches=(*state.batches, sum(seen.contributions.values()))[-200:]), ()
+            case Adopted(plan):
+                return self._on_adopted(state, plan), ()
+            case Rejected():
+                return replace(state, pending=None, num_plans=state.num_plans - 1), ()
+
+    def conditions(self, state: ControllerState) -> Conditions | None:
+        """What the next choice would rest on; None while some rank is unknown."""
+        times: dict[Rank, float] = {}
+        for rank in range(len(self.hosts)):
+            forecast = self.forecaster.forecast(state.forecasts, rank)
+            if forecast is None or forecast.mean_s <= 0:
+                return None
+            times[rank] = forecast.mean_s
+        rows = list(state.recent.values())[-10:]
+        comm = median(min(t.wait_s for t in row.values()) for row in rows) if rows else 0.0
+        # Before the noise scale is known, assume it equals the batch: half way between the two extremes.
+        noise = state.noise if state.noise is not None else float(self.batch_size * len(self.hosts))
+        return Conditions(times, comm, self.batch_size, noise, self.staleness_cost)
+
+    def _members(self, policy: Policy) -> frozenset[Rank]:
+        return frozenset(policy.ring) if isinstance(policy, AttachedRing) else frozenset(range(len(self.hosts)))
+
+    def _on_timing(self, state: ControllerState, timing: StepTiming) -> tuple[ControllerState, tuple[Decision, ...]]:
+        state = replace(state, detector=self.detector.observe(state.detector, timing))
+        if timing.expected_s == 0.0:
+            state = replace(state, forecasts=self.forecaster.observe(state.forecasts, timing))
+        members = self._members(state.policy)
+        if timing.rank in members:
+            row = {**state.recent.get(timing.step, {}), timing.rank: timing}
+            recent = {s: r for s, r in state.recent.items() if s > timing.step - 64}
+            state = replace(state, recent={**recent, timing.step: row}, step=max(state.step, timing.step))
+            row_is_complete = len(row) == len(members)
+        else:
+            row_is_complete = True  # an attached rank's step is news of its own
+        state, verdicts = self._name_slow(state)
+        if not row_is_complete:
+            return state, verdicts
+        state, gains = self._measure_gain(state)
+        state, plans = self._decide(state)
+        return state, (*verdicts, *gains, *plans)
+
+    def _name_slow(self, state: ControllerState) -> tuple[ControllerState, tuple[Decision, ...]]:
+        slow = state.detector.slow
+        fresh = [verdict(rank, self.hosts[rank], state.detector.windows[rank]) for rank in sorted(slow - state.named)]
+        return replace(state, named=slow), tuple(fresh)
+
+    def _decide(self, state: ControllerState) -> tuple[ControllerState, tuple[Decision, ...]]:
+        if state.pending is not None:
+            return state, ()
+        in_ring = isinstance(state.policy, BSP)
+        if in_ring and not state.detector.slow:
+            return state, ()  # nobody is slow beyond doubt: leave training as it is
+        if state.since_step and state.step < state.since_step + self.dwell_steps:
+            return state, ()
+        given = self.conditions(state)
+        if given is None:
+            return state, ()
+        choice = self.selector.choose(state.policy, given)
+        if choice.policy == state.policy:
+            return state, ()
+        margin = max(2, math.ceil(self.fence_s / max(choice.staying.interval_s, 1e-3)))
+        scale = lr_scale(self.lr_rule, choice.estimate.batch_samples, self.batch_size * len(self.hosts))
+        plan = Plan(
+            epoch=state.num_plans + 1,
+            effective_step=state.step + margin,
+            policy=choice.policy,
+            lr_scale=scale,
+            predicted_gain=choice.gain,
+            reason=choice.reason,
+        )
+        return replace(state, pending=plan, num_plans=plan.epoch), (plan,)
+
+    def _on_adopted(self, state: ControllerState, plan: Plan) -> ControllerState:
+        return replace(
+            state,
+            policy=plan.policy,
+            detector=self.detector.set_members(state.detector, self._members(plan.policy)),
+            since_step=plan.effective_step,
+            step=max(state.step, plan.effective_step - 1),
+            pending=None,
+            adopted=plan,
+            before=self._progress(state, since=state.since_step),
+            recent={},
+            batches=(),
+        )
+
+    def _progress(self, state: ControllerState, since: int) -> Baseline | None:
+        """Median interval and mean batch of the recent full rows from step `since` on."""
+        members = self._members(state.policy)
+        rows = [row for step, row in state.recent.items() if step > since and len(row) == len(members)]
+        if not rows:
+            return None
+        interval = median(max(t.wall_s - t.expected_s for t in row.values()) for row in rows[-self.dwell_steps :])
+        if isinstance(state.policy, BSP):
+            batch = float(self.batch_size * len(self.hosts))
+        elif state.batches:
+            batch = fmean(state.batches)
+        else:
+            given = self.conditions(state)
+            batch = estimate(state.policy, given).batch_samples if given else float(self.batch_size)
+        return Baseline(interval, batch)
+
+    def _measure_gain(self, state: ControllerState) -> tuple[ControllerState, tuple[Decision, ...]]:
+        plan = state.adopted
+        if plan is None or state.step < plan.effective_step + self.dwell_steps:
+            return state, ()
+        after = self._progress(state, since=plan.effective_step)
+        state = replace(state, adopted=None)
+        if state.before is None or after is None:
+            return state, ()
+        noise = state.noise if state.noise is not None else float(self.batch_size * len(self.hosts))
+
+        def cost(b: Baseline) -> float:
+            return b.interval_s * updates_needed(b.batch_samples, noise)
+
+        return state, (
+            Gain(
+                plan.epoch,
+                plan.predicted_gain,
+                cost(state.before) / cost(after),
+                state.before.interval_s,
+                after.interval_s,
+                state.before.batch_samples,
+                after.batch_samples,
+            ),
+        )

@@ -1,0 +1,173 @@
+"""The run log: turns what happened into JSON lines, and JSON lines back into values.
+
+A run directory holds `run.jsonl` (this log), `summary.json` and `report.html`. Every line is one object whose `kind`
+names it; the first line is the run itself. Reports, dashboards and replay read nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from paceline.errors import RecordError
+from paceline.types import NoiseScale, NormSample, StepTiming, Update, Verdict
+
+SCHEMA_VERSION = 1
+LOG_NAME = "run.jsonl"
+
+# Values with a `kind` of their own. Everything else in the log is a plain object written with `RunLog.write`.
+_KINDS: dict[str, type[Any]] = {
+    "step": StepTiming,
+    "norms": NormSample,
+    "noise": NoiseScale,
+    "verdict": Verdict,
+    "update": Update,
+}
+_KIND_OF = {cls: kind for kind, cls in _KINDS.items()}
+_INT_KEYED = (
+    "contributions",
+    "dropped",
+    "staleness",
+)  # JSON turns integer keys into strings; we turn them back
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a run log: `kind`, the raw `data`, and `value` where the kind is one of ours (else None)."""
+
+    kind: str
+    data: Mapping[str, Any]
+    value: Any = None
+
+
+def encode(value: Any) -> dict[str, Any]:
+    """Turn one of the logged values into a JSON-ready object.
+
+    Example:
+        >>> encode(NoiseScale(step=3, value=60.0, low=40.0, high=90.0, num_samples=4))["kind"]
+        'noise'
+    """
+    kind = _KIND_OF.get(type(value))
+    if kind is None:
+        raise TypeError(f"cannot log a {type(value).__name__}; loggable: {sorted(_KINDS)}")
+    return {"kind": kind, **{k: _compact(v) for k, v in asdict(value).items()}}
+
+
+def decode(data: Mapping[str, Any]) -> Any:
+    """Turn an object from the log back into its value; None where `kind` is not one of ours.
+
+    Example:
+        >>> decode(encode(StepTiming(rank=1, step=2, started_s=0.5, data_s=0.25))).data_s
+        0.25
+    """
+    cls = _KINDS.get(str(data.get("kind")))
+    if cls is None:
+        return None
+    fields = {k: v for k, v in data.items() if k not in ("kind", "time_s")}
+    for key in _INT_KEYED:
+        if key in fields:
+            fields[key] = {int(k): v for k, v in fields[key].items()}
+    return cls(**fields)
+
+
+def _compact(value: Any) -> Any:
+    """Round times to 0.1 microseconds: half the size, and finer than any clock that made them."""
+    return round(value, 7) if isinstance(value, float) else value
+
+
+class RunLog:
+    """Appends lines to `run.jsonl` in a run directory; use as a context manager or call `close`.
+
+    Args:
+        directory: The run directory; made if missing. An existing log in it is continued, never overwritten.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as d:
+        ...     with RunLog(Path(d)) as log:
+        ...         log.write("run", schema=SCHEMA_VERSION, world_size=4)
+        ...     [line.kind for line in read(Path(d))]
+        ['run']
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._file: IO[str] = (directory / LOG_NAME).open("a", encoding="utf-8")
+
+    def write(self, kind: str, **data: Any) -> None:
+        """Append one plain object."""
+        self._file.write(json.dumps({"kind": kind, **data}) + "\n")
+
+    def write_value(self, value: Any, **extra: Any) -> None:
+        """Append one of the values of `types.py`."""
+        self._file.write(json.dumps({**encode(value), **extra}) + "\n")
+
+    def flush(self) -> None:
+        """Hand everything written so far to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close; harmless when repeated."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def parse(lines: Iterable[str], source: str = "run log") -> Iterator[Line]:
+    """Turn lines of JSON into `Line`s; an unfinished last line (the writer was killed) is left out.
+
+    Args:
+        lines: The text lines.
+        source: What to call the input in an error.
+
+    Raises:
+        RecordError: a line is not an object with a `kind`, or the log's schema is newer than this version reads.
+    """
+    broken: str | None = None
+    for number, text in enumerate(lines, start=1):
+        if broken is not None:
+            raise RecordError(broken)
+        if not text.strip():
+            continue
+        where = f"{source}, line {number}"
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            broken = f"{where}: not JSON ({error.msg}): {text[:60]!r}"
+            continue
+        if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
+            raise RecordError(f"{where}: wanted an object with a text field 'kind', got {text[:60]!r}")
+        if data["kind"] == "run" and data.get("schema", 0) > SCHEMA_VERSION:
+            raise RecordError(
+                f"{where}: schema {data['schema']} is newer than {SCHEMA_VERSION}, which this version reads; "
+                "update paceline"
+            )
+        try:
+            yield Line(data["kind"], data, decode(data))
+        except TypeError as error:
+            raise RecordError(f"{where}: a '{data['kind']}' line has the wrong fields: {error}") from error
+
+
+def read(directory: Path) -> list[Line]:
+    """Read the whole log of a run directory.
+
+    Raises:
+        RecordError: no log there, or a line that cannot be understood.
+    """
+    path = directory / LOG_NAME
+    if not path.is_file():
+        raise RecordError(f"no run log at {path}; wanted a run directory, which holds {LOG_NAME}")
+    with path.open(encoding="utf-8") as file:
+        lines = list(parse(file, str(path)))
+    if not lines or lines[0].kind != "run":
+        raise RecordError(f"{path}: the first line must have kind 'run', got {lines[0].kind if lines else 'nothing'}")
+    return lines

@@ -1,0 +1,6 @@
+"""stub"""
+
+from pathlib import Path
+
+
+def write_reports(run_dir: Path) -> None: ...
