@@ -30,6 +30,7 @@ from paceline.act.checks import check_ddp, check_no_sync, check_request, is_dist
 from paceline.act.comm import CommThread
 from paceline.act.coordinator import Coordinator
 from paceline.act.health import Member
+from paceline.act.hook import gradient_hook
 from paceline.act.layout import fingerprint
 from paceline.act.leader import Leader
 from paceline.act.loader import LeaseLoader
@@ -504,11 +505,6 @@ class AttachedPace(Pace):
 
 _NORMS_EVERY = 5  # steps between two samples of the gradient norms: keeps their cost below 1 % of a step
 _CLOSE_TIMEOUT_S = 60.0
-
-
-def gradient_hook(state: AttachedPace, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """The one permanent hook; what it does changes with the role behind it. Its second argument must be so named."""
-    return state.on_bucket(bucket)
 
 
 def _meet(

@@ -194,7 +194,8 @@ class Coordinator(threading.Thread):
                 return
             if stopping:
                 return
-            self._wake.wait(TICK_S)
+            in_flight = self._board.get("prepare") or self._board.get("proposal")
+            self._wake.wait(TICK_S / 5 if in_flight else TICK_S)
             self._wake.clear()
 
     def _tick(self) -> None:

@@ -175,8 +175,8 @@ def estimate(policy: BSP | AttachedRing, given: Conditions) -> Estimate:
     T = interval * n(batch per update) * (1 + lambda * mean staleness)
 
     BSP's interval is the slowest own time plus the reduction. AttachedRing's is the slowest *ring* member's; an
-    attached rank with own time t joins every k-th update, k = floor(t / interval) + 1, with staleness k - 1: it sends
-    when it has computed, so even an equally fast one just misses the update that its peers make.
+    attached rank with own time t joins every k-th update on average, k = t / interval + 1, with staleness k - 1: what
+    it has sent waits for an update to take it in, so even an equally fast one misses every other.
 
     Args:
         policy: What to judge.
@@ -205,7 +205,7 @@ def estimate(policy: BSP | AttachedRing, given: Conditions) -> Estimate:
         interval = max(times[rank] for rank in policy.ring) + given.comm_s
         share, stale = float(len(policy.ring)), 0.0
         for child in policy.parent_of:
-            every = math.floor(times[child] / interval) + 1
+            every = times[child] / interval + 1.0
             if every - 1 <= policy.max_staleness:
                 share += 1.0 / every
                 stale += (every - 1) / every

@@ -1,0 +1,148 @@
+"""The demo's training job: turns a configuration into one rank's training of a small CNN on scikit-learn's digits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from paceline.act.attach import Pace, attach
+from paceline.demo.faults import Faults, SlowDataset, StandIn
+from paceline.types import FaultPlan
+
+System = Literal["ddp", "observe", "suggest", "auto"]
+NUM_TEST = 517
+
+
+@dataclass(frozen=True, slots=True)
+class TaskConfig:
+    """One training run.
+
+    Args:
+        system: Plain DDP, or DDP with Paceline in that mode.
+        run_dir: Where Paceline's log goes; None for plain DDP.
+        faults: What is planted.
+        num_epochs: Passes over the 1,280 training samples.
+        batch_size: Samples per rank and step.
+        lr, momentum: Of SGD, tuned once for plain DDP with four ranks; a fifth after 10 and again after 12 epochs.
+        seed: Of initial parameters and order.
+        step_s: Paced time of a step, seconds: a third in forward, the rest in backward.
+        recorder: The rank whose parameters are kept after every step for the accuracy curve.
+    """
+
+    system: System
+    run_dir: Path | None = None
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    num_epochs: int = 14
+    batch_size: int = 32
+    lr: float = 0.08
+    momentum: float = 0.9
+    seed: int = 0
+    step_s: float = 0.04
+    recorder: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What one rank brings home: when it had which accuracy (recorder only), and how many samples it trained."""
+
+    times_s: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    num_samples: int
+    final_accuracy: float
+
+
+def digits() -> tuple[TensorDataset, Tensor, Tensor]:
+    """Return the training set, and images and labels of the test set; the same split always."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    labels = torch.tensor(data.target, dtype=torch.int64)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    images, labels = images[order], labels[order]
+    return TensorDataset(images[NUM_TEST:], labels[NUM_TEST:]), images[:NUM_TEST], labels[:NUM_TEST]
+
+
+def build_model(seed: int, stand_in: nn.Module) -> nn.Module:
+    """Return the CNN (38 k parameters), the same for the same seed."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        stand_in,
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def train(rank: int, config: TaskConfig, progress: Synchronized[int] | None = None) -> TaskResult:
+    """Train on this rank as `config` says; the process group is up already."""
+    faults = Faults(config.faults, rank)
+    dataset, test_images, test_labels = digits()
+    model = build_model(config.seed, StandIn(faults, config.step_s / 3, config.step_s * 2 / 3))
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=config.lr, momentum=config.momentum)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[10, 12], gamma=0.2)
+    loader, pace, sampler = _loader(config, ddp, optimizer, SlowDataset(dataset, faults))
+    times: list[float] = []
+    snapshots: list[list[Tensor]] = []
+    num_samples = 0
+    dist.barrier()
+    start = time.perf_counter()
+    for epoch in range(config.num_epochs):
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(ddp(images), labels).backward()
+            optimizer.step()
+            num_samples += len(labels)
+            if rank == config.recorder:
+                times.append(time.perf_counter() - start)
+                snapshots.append([p.detach().clone() for p in model.parameters()])
+                if progress is not None:
+                    progress.value += 1
+            faults.next_step()
+        schedule.step()
+    if pace is not None:
+        pace.close()
+    final = _accuracy(model, test_images, test_labels)
+    accuracies = []
+    for snapshot in snapshots:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), snapshot, strict=True):
+                parameter.copy_(value)
+        accuracies.append(_accuracy(model, test_images, test_labels))
+    return TaskResult(tuple(times), tuple(accuracies), num_samples, final)
+
+
+def _loader(
+    config: TaskConfig, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, dataset: SlowDataset
+) -> tuple[Any, Pace | None, DistributedSampler[Any] | None]:
+    if config.system == "ddp":
+        sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=config.seed)
+        return DataLoader(dataset, batch_size=config.batch_size, sampler=sampler), None, sampler
+    pace = attach(ddp, optimizer, mode=config.system, run_dir=config.run_dir)
+    return pace.data(dataset, batch_size=config.batch_size, seed=config.seed), pace, None
+
+
+def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    model.eval()
+    with torch.no_grad():
+        hits = (model(images).argmax(1) == labels).float().mean()
+    model.train()
+    return float(hits)

@@ -1,0 +1,298 @@
+"""Sentences: turns a summary into the words that a busy engineer reads, on the terminal and on the page. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.types import OWN_PHASES
+
+Summary = Mapping[str, Any]
+
+_WHY = {
+    "compute": "computing takes longer there",
+    "data": "its data loader is late",
+    "gc": "garbage collection pauses it",
+    "outside": "it does other work between the steps",
+    "cpu_contention": "it is ready to run but gets no core",
+    "uneven_work": "it trains more samples per step",
+}
+_NEXT = {
+    "compute": "check clocks, temperature and co-located jobs on {host}",
+    "data": "give its loader more workers or prefetch (num_workers, prefetch_factor), or faster storage on {host}",
+    "gc": "call gc.freeze() after setup, make fewer objects per step, or collect on all ranks at the same step",
+    "outside": "move the work out of the loop, or wrap it in paceline.expected_slow(...) where it is meant",
+    "cpu_contention": "pin CPUs, check OMP_NUM_THREADS and look for co-located jobs on {host}",
+    "uneven_work": "balance the batches, so that every rank trains as many samples (or tokens) per step",
+}
+_TOO_FEW_STEPS = 8  # the detector ignores three rows and wants five
+
+
+def duration(seconds: float | None, signed: bool = False) -> str:
+    """Format a duration in the unit that suits it.
+
+    Example:
+        >>> duration(0.2071), duration(0.2071, signed=True), duration(75.0), duration(None)
+        ('207 ms', '+207 ms', '75.0 s', '-')
+    """
+    if seconds is None:
+        return "-"
+    sign = "+" if signed else ""
+    if abs(seconds) >= 9.9995:
+        return f"{seconds:{sign}.1f} s"
+    if abs(seconds) >= 0.9995:
+        return f"{seconds:{sign}.2f} s"
+    digits = 0 if abs(seconds) >= 0.00995 else 1
+    return f"{seconds * 1e3:{sign}.{digits}f} ms"
+
+
+def ratio(value: float | None) -> str:
+    """Format a ratio such as a slowdown or a gain.
+
+    Example:
+        >>> ratio(4.1), ratio(1.034), ratio(None)
+        ('4.1x', '1.03x', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.1f}x" if value >= 2 else f"{value:.2f}x"
+
+
+def percent(value: float | None) -> str:
+    """Format a share.
+
+    Example:
+        >>> percent(0.49), percent(0.0042), percent(0.0), percent(None)
+        ('49 %', '0.4 %', '0 %', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value * 100:.0f} %" if value >= 0.0995 or value == 0 else f"{value * 100:.1f} %"
+
+
+def count(value: float | None) -> str:
+    """Format a number of things, or of samples.
+
+    Example:
+        >>> count(24000), count(61.24), count(None)
+        ('24,000', '61', '-')
+    """
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def why(cause: str) -> str:
+    """The cause of slowness in words."""
+    return _WHY.get(cause, cause)
+
+
+def advice(cause: str, host: str, mode: str | None) -> str:
+    """What to do about a slow rank, in one sentence.
+
+    Args:
+        cause: Of the verdict.
+        host: Where the rank runs.
+        mode: Of the run: outside "auto" there is one more thing to try.
+
+    Example:
+        >>> advice("compute", "node0", "observe")
+        'check clocks, temperature and co-located jobs on node0; or mode="auto" trains around it'
+    """
+    first = _NEXT.get(cause, "look at {host}").format(host=host)
+    return first if mode == "auto" else f'{first}; or mode="auto" trains around it'
+
+
+def policy_words(policy: Mapping[str, Any]) -> str:
+    """A mode in words.
+
+    Example:
+        >>> policy_words({"name": "BSP"})
+        'all ranks in the ring (BSP)'
+        >>> policy_words({"name": "AttachedRing", "ring": [0, 1, 3], "parent_of": {"2": 0}, "max_staleness": 16})
+        'rank 2 attached to rank 0; ring of 0, 1, 3'
+    """
+    if policy.get("name") == "BSP":
+        return "all ranks in the ring (BSP)"
+    children = ", ".join(f"rank {c} attached to rank {p}" for c, p in sorted(policy.get("parent_of", {}).items()))
+    ring = ", ".join(map(str, policy.get("ring", [])))
+    return f"{children or 'nobody attached'}; ring of {ring}" if ring else str(policy.get("name"))
+
+
+def main_decision(summary: Summary) -> Mapping[str, Any] | None:
+    """The decision that mattered most: the adopted one with the best gain; else the last advice; else None."""
+    decisions: Sequence[Mapping[str, Any]] = summary["decisions"]
+    adopted = [d for d in decisions if d["status"] == "adopted" and d["policy"]["name"] != "BSP"]
+    if adopted:
+        return max(adopted, key=lambda d: (d["measured_gain"] or 0.0, d["predicted_gain"] or 0.0))
+    return next((d for d in reversed(decisions) if d["status"] in ("advised", "proposed")), None)
+
+
+def headline(summary: Summary) -> str:
+    """The one sentence to read: the failure, who is slow and why, or that nobody is."""
+    failure, culprit = summary["failure"], summary["culprit"]
+    if failure:
+        return f"The run failed: rank {failure['rank']} on {failure['host']}: {failure['reason']}"
+    if culprit:
+        return f"Rank {culprit['rank']} on {culprit['host']} is slow: {why(culprit['cause'])}"
+    return "No rank is slow"
+
+
+def no_rank_is_slow(summary: Summary) -> str:
+    """Why nobody was named."""
+    known = [entry for entry in summary["per_rank"] if entry["own_s_median"] is not None]
+    steps = max((entry["steps"] for entry in known), default=0)
+    if steps < _TOO_FEW_STEPS:
+        return f"no rank is slow: but {steps} steps are too few to tell"
+    slowest = max(known, key=lambda entry: entry["own_s_median"])
+    fastest = min(known, key=lambda entry: entry["own_s_median"])
+    return (
+        f"no rank is slow: own times per step lie between {duration(fastest['own_s_median'])} and "
+        f"{duration(slowest['own_s_median'])} ({slowest['host']}:{slowest['rank']}), over {steps} steps"
+    )
+
+
+def done(summary: Summary) -> str:
+    """What Paceline did about it."""
+    decision = main_decision(summary)
+    if decision is None:
+        return f"nothing was changed (mode {summary['mode']})"
+    plan, policy = f"plan {decision['epoch']}", policy_words(decision["policy"])
+    match decision["status"]:
+        case "adopted":
+            return f"{plan}, from step {decision['effective_step']} on: {policy}"
+        case "advised":
+            return f"advice only (mode {summary['mode']}): {policy}"
+    return f"{plan} was proposed: {policy}"
+
+
+def brought(summary: Summary) -> str | None:
+    """What it gained; None where nothing was decided."""
+    decision = main_decision(summary)
+    if decision is None:
+        return None
+    predicted = ratio(decision["predicted_gain"])
+    if decision["measured_gain"] is None:
+        return f"predicted {predicted} faster to accuracy; not measured" + (
+            "" if decision["status"] == "adopted" else ", as it was not carried out"
+        )
+    return (
+        f"measured {ratio(decision['measured_gain'])} faster to accuracy, predicted {predicted} (an update of "
+        f"{count(decision['batch_after'])} samples every {duration(decision['interval_after_s'])}, before: "
+        f"{count(decision['batch_before'])} every {duration(decision['interval_before_s'])})"
+    )
+
+
+def samples_words(summary: Summary) -> str:
+    """How many samples were trained and dropped."""
+    samples = summary["samples"]
+    if samples is None:
+        return "samples: not counted (only batches from pace.data are)"
+    dropped = samples["dropped"] or 0
+    total = (samples["trained"] or 0) + dropped
+    return f"samples: {count(samples['trained'])} trained, {count(dropped)} dropped ({percent(dropped / total)})"
+
+
+def main_phase(entry: Mapping[str, Any]) -> str:
+    """The phase of its own work on which a rank spends most; "-" without steps."""
+    phases = entry["phases"]
+    best = max((phase.value for phase in OWN_PHASES), key=lambda phase: phases[phase])
+    return best if phases[best] > 0 else "-"
+
+
+def text(summary: Summary) -> str:
+    """Say it on a terminal: verdict first, then what was done, then the numbers.
+
+    Args:
+        summary: What `summarise` returned.
+
+    Returns:
+        Plain text of several lines, without a line break at the end.
+    """
+    parts = [*_alarms(summary), *_verdict_lines(summary), "", _run_line(summary), *_table(summary)]
+    if summary["decisions"]:
+        parts += ["", "decisions:", *(f"  {_decision_line(decision)}" for decision in summary["decisions"])]
+    parts += ["", samples_words(summary)]
+    if summary["staleness"]:
+        parts.append(f"staleness: mean {summary['staleness']['mean']:.1f}, max {summary['staleness']['max']} versions")
+    if summary["noise_scale"] is not None:
+        parts.append(f"gradient noise scale: {count(summary['noise_scale'])} samples")
+    parts += [f"{name}: {'-' if value is None else format(value, '.4g')}" for name, value in summary["metrics"].items()]
+    return "\n".join(parts)
+
+
+def _alarms(summary: Summary) -> list[str]:
+    alarms = []
+    failure = summary["failure"]
+    covered = f"{summary['steps']} steps, {duration(summary['duration_s'])}"
+    if failure:
+        alarms.append(
+            f"FAILED: rank {failure['rank']} on host {failure['host']}: {failure['reason']} (after {covered})"
+        )
+    elif summary["partial"]:
+        alarms.append(f"PARTIAL: the log has no end: the run was killed or still goes on. This covers {covered}.")
+    if summary["identical_parameters"] is False:
+        alarms.append("WARNING: the ranks ended with different parameters; do not trust this model")
+    return alarms
+
+
+def _verdict_lines(summary: Summary) -> list[str]:
+    culprit = summary["culprit"]
+    if culprit is None:
+        return [no_rank_is_slow(summary)]
+    lines = []
+    worst = {v["rank"]: v for v in sorted(summary["verdicts"], key=lambda v: v["lost_ratio"])}
+    for verdict in sorted(worst.values(), key=lambda v: -v["lost_ratio"]):
+        lines += [
+            f"{verdict['host']}:{verdict['rank']} is slow: {duration(verdict['excess_s'], signed=True)}/step "
+            f"({ratio(verdict['slowdown'])}), phase {verdict['phase']}, cause {verdict['cause']}; "
+            f"lost {percent(verdict['lost_ratio'])} of the job",
+            f"  why:  {verdict['evidence']} (since step {verdict['since_step']})",
+            f"  next: {advice(verdict['cause'], verdict['host'], summary['mode'])}",
+        ]
+    lines.append(f"done:   {done(summary)}")
+    gained = brought(summary)
+    return [*lines, f"gained: {gained}"] if gained else lines
+
+
+def _run_line(summary: Summary) -> str:
+    hosts = list(dict.fromkeys(summary["hosts"]))
+    where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts"
+    return (
+        f"{summary['world_size']} ranks on {where}, mode {summary['mode']}: "
+        f"{summary['steps']} steps in {duration(summary['duration_s'])}"
+    )
+
+
+def _table(summary: Summary) -> list[str]:
+    rows = [("rank", "host", "steps", "own", "wait", "slowdown", "lost", "main phase")]
+    rows += [
+        (
+            str(entry["rank"]),
+            entry["host"],
+            str(entry["steps"]),
+            duration(entry["own_s_median"]),
+            duration(entry["wait_s_median"]),
+            ratio(entry["slowdown"]),
+            percent(entry["lost_ratio"]),
+            main_phase(entry),
+        )
+        for entry in summary["per_rank"]
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    left = (1, 7)
+    return [
+        "  "
+        + "  ".join(
+            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _decision_line(decision: Mapping[str, Any]) -> str:
+    gains = f"predicted {ratio(decision['predicted_gain'])}"
+    if decision["measured_gain"] is not None:
+        gains += f", measured {ratio(decision['measured_gain'])}"
+    return (
+        f"plan {decision['epoch']} {decision['status']}, step {decision['effective_step']}: "
+        f"{policy_words(decision['policy'])}; {gains}; {decision['reason']}"
+    )
