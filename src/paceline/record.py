@@ -54,7 +54,7 @@ def encode(value: Any) -> dict[str, Any]:
     kind = _KIND_OF.get(type(value))
     if kind is None:
         raise TypeError(f"cannot log a {type(value).__name__}; loggable: {sorted(_KINDS)}")
-    return {"kind": kind, **{k: _compact(v) for k, v in asdict(value).items()}}
+    return {"kind": kind, **{k: _compact(k, v) for k, v in asdict(value).items()}}
 
 
 def decode(data: Mapping[str, Any]) -> Any:
@@ -74,9 +74,16 @@ def decode(data: Mapping[str, Any]) -> Any:
     return cls(**fields)
 
 
-def _compact(value: Any) -> Any:
+def _compact(name: str, value: Any) -> Any:
     """Round times to 0.1 microseconds: half the size, and finer than any clock that made them."""
-    return round(value, 7) if isinstance(value, float) else value
+    return round(value, 7) if name.endswith("_s") and isinstance(value, float) else value
+
+
+def _drop_unfinished_line(path: Path) -> None:
+    """Cut off what a killed writer left behind its last line, so that what follows begins a line of its own."""
+    if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
 
 
 class RunLog:
@@ -97,6 +104,7 @@ class RunLog:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
+        _drop_unfinished_line(directory / LOG_NAME)
         self._file: IO[str] = (directory / LOG_NAME).open("a", encoding="utf-8")
 
     def write(self, kind: str, **data: Any) -> None:
@@ -146,15 +154,17 @@ def parse(lines: Iterable[str], source: str = "run log") -> Iterator[Line]:
             continue
         if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
             raise RecordError(f"{where}: wanted an object with a text field 'kind', got {text[:60]!r}")
-        if data["kind"] == "run" and data.get("schema", 0) > SCHEMA_VERSION:
+        try:
+            is_newer = data["kind"] == "run" and data.get("schema", 0) > SCHEMA_VERSION
+            line = Line(data["kind"], data, decode(data))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise RecordError(f"{where}: a '{data['kind']}' line has the wrong fields: {error}") from error
+        if is_newer:
             raise RecordError(
                 f"{where}: schema {data['schema']} is newer than {SCHEMA_VERSION}, which this version reads; "
                 "update paceline"
             )
-        try:
-            yield Line(data["kind"], data, decode(data))
-        except TypeError as error:
-            raise RecordError(f"{where}: a '{data['kind']}' line has the wrong fields: {error}") from error
+        yield line
 
 
 def read(directory: Path) -> list[Line]:

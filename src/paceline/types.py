@@ -228,7 +228,7 @@ class Fault:
     until_step: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seconds < 0:
+        if not self.seconds >= 0:
             raise ValueError(f"a fault's seconds must be >= 0, got {self.seconds}")
         if self.until_step is not None and self.until_step <= self.from_step:
             raise ValueError(f"a fault must end after it begins, got steps {self.from_step}..{self.until_step}")

@@ -41,6 +41,7 @@ class Shell:
 
     policy: SyncPolicy[Any]
     ranks: frozenset[Rank] = RANKS
+    asks_twice: bool = False  # checks purity as well, which takes most of the time
     version: int = 0
     computing: dict[Rank, int] = field(default_factory=dict)  # the version each one's parameters have
     waiting: set[Rank] = field(default_factory=set)
@@ -76,6 +77,8 @@ class Shell:
             self._break("progress", f"all of {sorted(self.alive)} wait after {event}")
 
     def _asked(self, event: Event) -> tuple[Any, tuple[Action, ...]]:
+        if not self.asks_twice:
+            return self.policy.step(self.state, event)
         twin, policy_before = copy.deepcopy(self.state), copy.deepcopy(self.policy)
         answer = self.policy.step(self.state, event)
         if self.state != twin or self.policy != policy_before:
@@ -226,9 +229,9 @@ def test_whoever_comes_back_takes_part_again(policy, moves, rng):
 @every_policy
 @given(ranks=STARTERS, moves=st.lists(ANYTHING, max_size=40))
 def test_same_input_same_output_and_everything_pickles(policy, ranks, moves):
-    shell = Shell(policy, ranks)
-    assert policy.init(ranks) == shell.state
+    shell = Shell(policy, ranks, asks_twice=True)
+    first = copy.deepcopy(shell.state)
     shell.make(moves)
     assert not shell.breaches("purity")
     assert pickle.loads(pickle.dumps(policy)) == policy
-    assert policy.init(ranks) == Shell(policy, ranks).state
+    assert policy.init(ranks) == first

@@ -425,12 +425,19 @@ class AttachedPace(Pace):
             if self._peers.failure is None and not self._failed:
                 self._end_step()
                 session.coordinator.note_closing()
-                self._roles.role.close()
-                info = {"hash": fingerprint(session.model_tensors), "samples": self._sample_counts()}
+                self._settle()
+                info = {"hash": fingerprint(session.params), "samples": self._sample_counts()}
                 session.coordinator.close(info, timeout_s=_CLOSE_TIMEOUT_S)
             self._finish()
         finally:
             self._uninstall()
+
+    def _settle(self) -> None:
+        """Settle with the ranks attached to this one, or with the parent; the training is complete either way."""
+        try:
+            self._roles.role.close()
+        except PeerError as error:
+            logger.error("at the end of the training: %s", error)
 
     def _sample_counts(self) -> dict[str, int]:
         ledger = self._session.ledger

@@ -68,6 +68,8 @@ class Leader:
         self._decision: dict[str, Any] | None = None
         self._prepare = 0
         self._beat = 0
+        self._board: Board = {}
+        self._ended = False
         self._silent: set[Rank] = set()
         self._last_flush = 0.0
 
@@ -84,6 +86,9 @@ class Leader:
 
     def __call__(self, statuses: list[Status], read_batch: ReadBatch) -> Board:
         """One tick: take in what is new, return the next board."""
+        self._beat += 1
+        if self._ended:  # only the last word goes on being told
+            return {**self._board, "beat": self._beat, "all_closed": all(s["closed"] for s in statuses)}
         for rank, status in enumerate(statuses):
             for number in range(self._read[rank], status["batches"]):
                 for data in read_batch(rank, number):
@@ -92,13 +97,12 @@ class Leader:
         loss = self._health.judge(statuses, self.attached)
         self._note_silent()
         self._negotiate(statuses)
-        self._beat += 1
         if self.now_s - self._last_flush > 1.0:
             self._last_flush = self.now_s
             self.log.flush()
         ring = [s for rank, s in enumerate(statuses) if rank not in self.attached]
         negotiation = self._negotiation
-        return {
+        self._board = {
             "beat": self._beat,
             "prepare": self._prepare,
             "proposal": None
@@ -110,6 +114,7 @@ class Leader:
             "failure": None if loss is None else asdict(loss),
             "all_closed": all(s["closed"] for s in statuses),
         }
+        return self._board
 
     def _take_in(self, value: Any) -> None:
         if isinstance(value, NormSample):
@@ -243,13 +248,17 @@ class Leader:
             noise_scale=self._state.noise,
             identical_parameters=None if None in hashes or not hashes else len(set(hashes)) == 1,
         )
-        self.log.close()
+        self._end_log()
 
     def fail(self, failure: PeerError) -> None:
         """Write the last line of a run that lost a rank."""
         self.log.write(
             "failure", time_s=round(self.now_s, 4), rank=failure.rank, host=failure.host, reason=failure.reason
         )
+        self._end_log()
+
+    def _end_log(self) -> None:
+        self._ended = True
         self.log.close()
 
     def event(self, message: str) -> None:

@@ -78,8 +78,7 @@ class RoleKeeper:
                     ledger = session.ledger
                     session.ledger = ledger.reclaim(rank) if unused else ledger.settle(rank, trained=False)
         payload = self._broadcast(_pack(session) if session.rank == root else b"", root)
-        if isinstance(old, AttachedRole):
-            _unpack(session, payload)
+        _unpack(session, payload, buffers_only=isinstance(old, RingRole))
         hashes = [row[0] for row in self._gather([_state_hash(session)])]
         wrong = [rank for rank, value in enumerate(hashes) if value != hashes[root]]
         if wrong:
@@ -119,7 +118,8 @@ def _pack(session: Session) -> bytes:
     assert session.ledger is not None
     buffer = io.BytesIO()
     state: dict[str, Any] = {
-        "model": [t.detach().cpu() for t in session.model_tensors],
+        "params": [p.detach().cpu() for p in session.params],
+        "buffers": [b.detach().cpu() for b in session.buffers],
         "optimizer": session.optimizer.state_dict(),
         "scaler": session.scaler.state_dict() if session.scaler is not None else {},
         "ledger": asdict(session.ledger),
@@ -130,10 +130,14 @@ def _pack(session: Session) -> bytes:
     return buffer.getvalue()
 
 
-def _unpack(session: Session, payload: bytes) -> None:
+def _unpack(session: Session, payload: bytes, buffers_only: bool) -> None:
     state = torch.load(io.BytesIO(payload), map_location=session.device, weights_only=True)
     with torch.no_grad():
-        for tensor, value in zip(session.model_tensors, state["model"], strict=True):
+        for tensor, value in zip(session.buffers, state["buffers"], strict=True):
+            tensor.copy_(value)  # also within the ring: BatchNorm's differ there until the next forward
+        if buffers_only:
+            return
+        for tensor, value in zip(session.params, state["params"], strict=True):
             tensor.copy_(value)
     leases = {rank: Lease(**lease) for rank, lease in state["ledger"].pop("leases").items()}
     session.ledger = Ledger(**state["ledger"], leases=leases)

@@ -77,6 +77,8 @@ def kasync_interval_s(own_times_s: Sequence[float], x: int, num_updates: int = 1
         raise ValueError(f"x must be in 1..{len(own_times_s)}, got {x}")
     if not all(t > 0 for t in own_times_s):
         raise ValueError(f"own times must be positive, got {list(own_times_s)}")
+    if x == 1:
+        return 1.0 / sum(1.0 / t for t in own_times_s)  # nobody waits: the rates add up
     finish = [(t, rank) for rank, t in enumerate(own_times_s)]
     heapq.heapify(finish)
     now = 0.0

@@ -83,15 +83,20 @@ class AttachedRing:
         return tuple(sorted(child for child, parent in self.parent_of.items() if parent == rank))
 
     def init(self, ranks: frozenset[Rank]) -> RingState:
-        """Return the state in which every rank computes its first gradient at version 0."""
-        return RingState(
+        """Return the state in which every rank computes its first gradient at version 0.
+
+        A rank that the policy does not speak of counts as attached, as one that joins does.
+        """
+        ring = frozenset(self.ring) & ranks
+        state = RingState(
             version=0,
-            ring=frozenset(self.ring) & ranks,
-            attached=frozenset(self.parent_of) & ranks,
+            ring=ring,
+            attached=ranks - ring,
             arrived=frozenset(),
             idle=frozenset(),
             base=dict.fromkeys(ranks, 0),
         )
+        return _with_ring(state)
 
     def staleness(self, state: RingState, rank: Rank) -> int:
         """Versions between the parameters `rank` works on and the next update to fire."""
@@ -108,12 +113,13 @@ class AttachedRing:
                 state = replace(state, arrived=state.arrived | {rank})
             case Join(rank):
                 # It has no place in the plan: attached until the next one, with a fresh start at the next update.
-                state = replace(
+                joined = replace(
                     state,
                     attached=state.attached | {rank},
                     idle=state.idle | {rank},
                     base={**state.base, rank: state.version},
                 )
+                state = _with_ring(joined)
             case Leave(rank):
                 state = self._without(state, rank)
             case Tick() | Arrive():
@@ -145,15 +151,17 @@ class AttachedRing:
 
     def _without(self, state: RingState, rank: Rank) -> RingState:
         gone = frozenset({rank})
-        ring, attached = state.ring - gone, state.attached - gone
-        if not ring and attached:  # the ring is gone: the attached ranks carry on as the ring
-            ring, attached = attached, frozenset()
-        base = {r: v for r, v in state.base.items() if r != rank}
-        return replace(
+        left = replace(
             state,
-            ring=ring,
-            attached=attached,
+            ring=state.ring - gone,
+            attached=state.attached - gone,
             arrived=state.arrived - gone,
             idle=state.idle - gone,
-            base=base,
+            base={r: v for r, v in state.base.items() if r != rank},
         )
+        return _with_ring(left)
+
+
+def _with_ring(state: RingState) -> RingState:
+    """Where no ring member is left, the attached ranks carry on as the ring: somebody must fire."""
+    return state if state.ring else replace(state, ring=state.attached, attached=frozenset())

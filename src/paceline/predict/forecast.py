@@ -69,8 +69,8 @@ class LastValue:
 class Ewma:
     """Exponentially weighted mean and variance, restarted when the level jumps.
 
-    A jump is `num_jump` steps in a row on the same side of the mean by more than `jump_ratio`: the old level says
-    nothing about the new one, so the mean restarts there instead of creeping.
+    A jump is `num_jump` steps in a row on the same side of the mean before them by more than `jump_ratio`: the old
+    level says nothing about the new one, so the mean restarts there instead of creeping.
 
     Args:
         decay: Weight of the past per step, 0 <= decay < 1.
@@ -117,24 +117,27 @@ class Ewma:
 
     def _next(self, old: EwmaState, own_s: float) -> EwmaState:
         if old.num_samples == 0:
-            return EwmaState(own_s, 0.0, 1, ())
-        delta = own_s - old.mean_s
-        is_off = abs(delta) > self.jump_ratio * old.mean_s
-        same_side = all((t > old.mean_s) == (delta > 0) for t in old.off)
+            return EwmaState(own_s, 0.0, 1)
+        # Steps that may be a jump are held against the level before them: they themselves move the mean.
+        level = old.level_s if old.off else old.mean_s
+        is_off = abs(own_s - level) > self.jump_ratio * level
+        same_side = all((t > level) == (own_s > level) for t in old.off)
         off = ((*old.off, own_s) if same_side else (own_s,)) if is_off else ()
         if len(off) >= self.num_jump:
-            return EwmaState(fmean(off), pstdev(off) ** 2, len(off), ())
+            return EwmaState(fmean(off), pstdev(off) ** 2, len(off))
+        delta = own_s - old.mean_s
         fresh = max(1.0 - self.decay, 1.0 / (old.num_samples + 1))  # a plain mean until the window is full
         mean = old.mean_s + fresh * delta
         variance = (1.0 - fresh) * (old.variance + fresh * delta * delta)
-        return EwmaState(mean, variance, old.num_samples + 1, off)
+        return EwmaState(mean, variance, old.num_samples + 1, off, level)
 
 
 @dataclass(frozen=True, slots=True)
 class EwmaState:
-    """Running mean (seconds), variance (seconds^2), number of steps, and the latest steps that were off."""
+    """Running mean (seconds), variance (seconds^2), number of steps, the latest steps that were off, and off what."""
 
     mean_s: float = 0.0
     variance: float = 0.0
     num_samples: int = 0
     off: tuple[float, ...] = ()
+    level_s: float = 0.0  # the mean before the first step in `off`

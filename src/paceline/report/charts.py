@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
 
@@ -35,10 +35,8 @@ def draw_all(run: Run, slow: Sequence[Rank] = ()) -> dict[str, str]:
     if any(run.timings.values()):
         charts["timeline"] = timeline(run, slow)
         charts["steps"] = own_and_wait(run, slow)
-    for name, svg in (("metrics", metrics(run)), ("noise", noise(run))):
-        if svg is not None:
-            charts[name] = svg
-    return charts
+    optional = {"metrics": metrics(run), "noise": noise(run)}
+    return charts | {name: svg for name, svg in optional.items() if svg is not None}
 
 
 def own_and_wait(run: Run, slow: Sequence[Rank] = ()) -> str:
@@ -87,7 +85,7 @@ def _typical_top(points: Sequence[tuple[float, float, float]]) -> float:
     return values[math.ceil(0.97 * len(values)) - 1]
 
 
-def _look(rank: Rank, slow: Sequence[Rank], num_ranks: int) -> tuple[dict[str, object], str]:
+def _look(rank: Rank, slow: Sequence[Rank], num_ranks: int) -> tuple[dict[str, Any], str]:
     if rank in slow:
         color = SLOW_COLORS[list(slow).index(rank) % len(SLOW_COLORS)]
         return {"color": color, "linewidth": 2.2, "zorder": 3}, f"rank {rank} (slow)"

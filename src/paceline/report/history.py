@@ -45,7 +45,7 @@ class Decision:
     @property
     def is_adopted(self) -> bool:
         """Whether every rank switched to it."""
-        return self.data["status"] == "adopted"
+        return bool(self.data["status"] == "adopted")
 
 
 @dataclass(frozen=True, slots=True)

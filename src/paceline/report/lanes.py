@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, PathPatch
@@ -17,7 +18,7 @@ MAX_LANES = 32  # more cannot be told apart on a page
 _MAX_STEPS_DRAWN = 400  # per lane; beyond, steps are thinner than a pixel and shares of time are drawn instead
 _MAX_BARS = 4000  # in all lanes; bounds the size of the page
 _MAX_POINTS = 9000  # bins x phases x lanes: the same bound where shares are drawn
-_HALF = 0.32  # of a lane's height
+_HALF = 0.28  # of a lane's height
 _POINTS_WIDE = 600.0  # of the plot, typographic points
 
 Box = tuple[float, float, float, float]  # left, right, bottom, top
@@ -43,7 +44,7 @@ def timeline(run: Run, slow: Sequence[Rank] = ()) -> str:
     fits = sum(len(b) for by_phase in boxes.values() for b in by_phase.values()) <= _MAX_BARS
     fits = fits and max(len(run.timings[rank]) for rank in ranks) <= _MAX_STEPS_DRAWN
     with clean_style():
-        figure = new_figure(0.95 + 0.5 * len(ranks))
+        figure = new_figure(0.95 + 0.56 * len(ranks))
         axes = figure.add_subplot()
         axes.grid(visible=False)
         for lane, rank in enumerate(ranks):
@@ -73,7 +74,7 @@ def _shown(run: Run, slow: Sequence[Rank]) -> list[Rank]:
 def _label(run: Run, rank: Rank, slow: Sequence[Rank]) -> str:
     host = run.hosts[rank]
     host = host if len(host) <= 16 else f"{host[:15]}…"
-    return f"rank {rank}, {'slow' if rank in slow else host}"
+    return f"rank {rank} on {host}" + (" (slow)" if rank in slow else "")
 
 
 def _bars(timings: Sequence[StepTiming], narrowest_s: float) -> dict[Phase, list[tuple[float, float]]]:
@@ -129,7 +130,7 @@ def _draw_shares(axes: Axes, lane: int, timings: Sequence[StepTiming], end_s: fl
         low = high
 
 
-def _fill(phase: Phase) -> dict[str, object]:
+def _fill(phase: Phase) -> dict[str, Any]:
     if phase is Phase.WAIT:
         return {"facecolor": PHASE_COLORS[phase], "edgecolor": "#C4C4C4", "hatch": "////", "linewidth": 0.0}
     return {"facecolor": PHASE_COLORS[phase], "edgecolor": "none", "linewidth": 0.0}
@@ -145,8 +146,8 @@ def _draw_attachments(axes: Axes, lane: int, run: Run, rank: Rank, end_s: float)
         until = attachment.until_step
         right = _start_of(run.timings[rank], until) if until is not None else None
         right = end_s if right is None else right
-        axes.plot([left, right], [lane + _HALF + 0.08] * 2, color="black", linewidth=2.2, solid_capstyle="butt")
-        axes.text(left, lane + _HALF + 0.11, f" attached to rank {attachment.parent}", fontsize=7.5, va="top")
+        axes.plot([left, right], [lane + _HALF + 0.06] * 2, color="black", linewidth=1.8, solid_capstyle="butt")
+        axes.text(left, lane + _HALF + 0.1, f" attached to rank {attachment.parent}", fontsize=7.5, va="top")
 
 
 def _draw_plans(axes: Axes, run: Run, ranks: Sequence[Rank], span: float) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from paceline.record import Line
 from paceline.report import words
@@ -53,11 +52,11 @@ def render(lines: Sequence[Line], summary: Mapping[str, Any], *, with_charts: bo
         facts=_facts(summary),
         cards=_cards(summary),
         ranks=[_rank_row(entry, summary) for entry in summary["per_rank"]],
-        charts={name: Markup(svg) for name, svg in charts.items()},
+        charts=charts,
         chart_note=note,
         phases=[(phase.value, PHASE_COLORS[phase]) for phase in PHASE_ORDER],
         decisions=summary["decisions"][-_MAX_ROWS:],
-        events=[e for e in run.of_kind("event")][-_MAX_ROWS:],
+        events=run.of_kind("event")[-_MAX_ROWS:],
         advice={cause: words.advice(cause, "its host", summary["mode"]) for cause in _causes(summary)},
     )
 
@@ -129,10 +128,8 @@ def _cards(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if summary["staleness"]:
         mean, most = summary["staleness"]["mean"], summary["staleness"]["max"]
         cards.append(("staleness", f"{mean:.1f}", f"versions on average; {most} at most"))
-    cards += [
-        (name, "-" if v is None else f"{v:.4g}", "last value") for name, v in list(summary["metrics"].items())[:3]
-    ]
-    return cards
+    last_values = list(summary["metrics"].items())[:3]
+    return cards + [(name, "-" if v is None else f"{v:.4g}", "last value") for name, v in last_values]
 
 
 def _rank_row(entry: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:

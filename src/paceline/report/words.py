@@ -224,9 +224,8 @@ def _alarms(summary: Summary) -> list[str]:
     failure = summary["failure"]
     covered = f"{summary['steps']} steps, {duration(summary['duration_s'])}"
     if failure:
-        alarms.append(
-            f"FAILED: rank {failure['rank']} on host {failure['host']}: {failure['reason']} (after {covered})"
-        )
+        who = f"rank {failure['rank']} on host {failure['host']}"
+        alarms.append(f"FAILED: {who}: {failure['reason']} (after {covered})")
     elif summary["partial"]:
         alarms.append(f"PARTIAL: the log has no end: the run was killed or still goes on. This covers {covered}.")
     if summary["identical_parameters"] is False:
@@ -277,15 +276,14 @@ def _table(summary: Summary) -> list[str]:
         )
         for entry in summary["per_rank"]
     ]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    left = (1, 7)
-    return [
-        "  "
-        + "  ".join(
-            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [f"  {'  '.join(_aligned(row, widths))}".rstrip() for row in rows]
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Pad a row's cells: host and phase to the left, numbers to the right."""
+    padded = enumerate(zip(row, widths, strict=True))
+    return [cell.ljust(width) if i in (1, 7) else cell.rjust(width) for i, (cell, width) in padded]
 
 
 def _decision_line(decision: Mapping[str, Any]) -> str:
