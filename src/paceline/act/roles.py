@@ -89,7 +89,7 @@ class PlainRole:
         assert session.ledger is not None
         if session.epoch < session.ledger.epoch:
             return None  # just back from an attachment that lagged: let the loop catch up
-        if session.ledger.num_free >= session.world_size and session.micro_steps == 0:
+        if session.ledger.can_draw(session.world_size) and session.micro_steps == 0:
             plan = session.coordinator.fence(session.version + 1)
             if plan is not None:
                 return self._change_role(plan).next_lease()
@@ -191,7 +191,7 @@ class RingRole:
         assert session.ledger is not None
         if session.epoch < session.ledger.epoch:
             return None  # just back from an attachment that lagged: let the loop catch up
-        if session.ledger.num_free >= len(ring) and session.micro_steps == 0:
+        if session.ledger.can_draw(len(ring)) and session.micro_steps == 0:
             plan = session.coordinator.fence(session.version + 1)
             if plan is not None:
                 return self._change_role(plan).next_lease()
@@ -338,6 +338,7 @@ class AttachedRole:
         self._exchange: Ticket[Answer] | None = None
         self._stashed: list[Tensor | None] = []
         self._over_epoch = -1
+        self._micro: list[Lease] = []
         self.lease: Lease | None = None
         session.ddp._update_process_group(
             make_group(session.store, f"{prefix}/solo{session.rank}", 0, 1, session.timeout, session.device)
@@ -352,6 +353,8 @@ class AttachedRole:
     def next_lease(self) -> Lease | None:
         session = self._session
         while True:
+            if self._micro:
+                return self._micro.pop(0)
             if self._over_epoch >= session.epoch:
                 return None
             if session.micro_steps == 0 and session.coordinator.should_park():
@@ -363,10 +366,16 @@ class AttachedRole:
             if self.lease is not None:
                 if self.lease.epoch > session.epoch:
                     return None  # the ring is epochs ahead: let the loop catch up
-                lease, self.lease = self.lease, None
-                return lease
+                self._micro, self.lease = self._split(self.lease), None
+                continue
             self._ask(Message(REQUEST, session.version, epoch=session.epoch))
             self._receive()
+
+    def _split(self, lease: Lease) -> list[Lease]:
+        """With gradient accumulation a lease is several batches, one exchange."""
+        assert self._session.ledger is not None
+        size = self._session.ledger.batch_size
+        return [Lease(lease.epoch, lease.positions[i : i + size]) for i in range(0, len(lease), size)]
 
     def _park(self) -> Plan | None:
         """Stand still until the ring reaches the plan's fence, or its epoch is over first."""

@@ -90,9 +90,9 @@ class Ledger:
     def draw(self, ring: tuple[Rank, ...]) -> tuple[Ledger, dict[Rank, Lease]]:
         """Hand every ring member its next batch; samples count as trained.
 
-        Every member gets at least one sample or none does: a short rest is spread over the ring, and a rest with
-        fewer samples than members is avoided by making the block before it shorter. Where even that is impossible
-        (batch 1, or fewer samples than members) the rest is dropped and counted.
+        Every member gets at least two samples (BatchNorm fails on one; with a batch size of one: one) or none does: a
+        short rest is spread over the ring, and a rest too small for that is avoided by making the block before it
+        shorter. Where even that is impossible (batches of 1 to 3) the rest is dropped and counted.
 
         Args:
             ring: The members, in ring order.
@@ -101,15 +101,23 @@ class Ledger:
             The new ledger, and the batch by rank; empty when the epoch is exhausted.
         """
         members, free = len(ring), self.num_free
-        if free < members:
+        if not self.can_draw(members):
             return replace(self, free=(), dropped=self.dropped + free), {}
-        block = min(members * self.batch_size, free)
+        block, least = min(members * self.batch_size, free), self._least(members)
         rest = free - block
-        if 0 < rest < members and block - (members - rest) >= members:
-            block -= members - rest
+        if 0 < rest < least and block - (least - rest) >= least:
+            block -= least - rest
         positions, left = _take_front(self.free, block)
         leases = {rank: Lease(self.epoch, positions[i::members]) for i, rank in enumerate(ring)}
         return replace(self, free=left, trained=self.trained + block), leases
+
+    def can_draw(self, members: int) -> bool:
+        """Whether `members` ranks can each get a batch from what is free."""
+        return self.num_free >= self._least(members)
+
+    def _least(self, members: int) -> int:
+        two_each = members * min(2, self.batch_size)
+        return two_each if two_each <= self.num_samples else members
 
     def grant(self, rank: Rank, num_samples: int, num_members: int) -> Ledger:
         """Lease samples from the back to an attached rank, unless the ring needs what is left.

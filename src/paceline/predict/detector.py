@@ -7,8 +7,9 @@ a minimum share of the time, in enough rows, and stands out from what the other 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from paceline.types import Rank, StepTiming
@@ -20,8 +21,10 @@ class Tier:
 
     Args:
         num_rows: Rows looked back on.
-        min_lost_ratio: Least share of those rows' time that the excess costs.
-        min_hits: Least number of rows in which the excess is above the minimum effect.
+        min_lost_ratio: Least share of those rows' time that the excess costs. While fewer rows are there, the share
+            must be larger by sqrt(num_rows / rows there), as the mean of noise is.
+        min_hits: Least number of rows that carry the excess: rows in which it is above the minimum effect, none
+            counting for more than the last of these. So one long hiccup is no slowness.
     """
 
     num_rows: int
@@ -31,27 +34,49 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rank's step beside what the other ranks needed for the same one."""
+    """One rank's step beside what the other ranks needed for the same one.
+
+    Args:
+        timing: The rank's step.
+        reference: Phase by phase median of the other ranks; its `rank` is -1.
+        reference_s: Own time of the reference, seconds.
+        excess_s: Own time above the reference, seconds; negative when faster.
+    """
 
     timing: StepTiming
-    reference: StepTiming  # phase by phase median of the other ranks; `rank` is -1
+    reference: StepTiming
+    reference_s: float = field(init=False)
+    excess_s: float = field(init=False)
 
-    @property
-    def excess_s(self) -> float:
-        """Own time above the reference, seconds; negative when faster."""
-        return self.timing.own_s - self.reference.own_s
+    def __post_init__(self) -> None:
+        # Kept, not computed on demand: every row is looked at many times.
+        object.__setattr__(self, "reference_s", self.reference.own_s)
+        object.__setattr__(self, "excess_s", self.timing.own_s - self.reference_s)
 
 
 @dataclass(frozen=True, slots=True)
 class DetectorState:
-    """What the detector remembers; a value, replaced at every observation."""
+    """What the detector remembers; a value, replaced at every observation.
+
+    Args:
+        members: Ranks that make a row complete.
+        open_rows, closed_rows: Timings by step and rank, before and after the row is complete.
+        windows: The last rows of every rank.
+        clear_after: For every slow rank, how many quiet rows end its episode.
+        seen_rows: Rows completed so far.
+    """
 
     members: frozenset[Rank]
     open_rows: Mapping[int, Mapping[Rank, StepTiming]]
     closed_rows: Mapping[int, Mapping[Rank, StepTiming]]
     windows: Mapping[Rank, tuple[Row, ...]]
-    slow: frozenset[Rank]
+    clear_after: Mapping[Rank, int]
     seen_rows: int
+
+    @property
+    def slow(self) -> frozenset[Rank]:
+        """The ranks that are slow."""
+        return frozenset(self.clear_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +88,9 @@ class Detector:
         warmup_rows: Rows ignored at the start (allocation, bucket rebuild, caches), >= 0.
         min_effect_ratio, min_effect_s: A row is a hit when the excess is above both.
         dominance: The excess must be this many times the median positive excess of the other ranks.
-        clear_lost_ratio: A slow rank is cleared when its last `clear_rows` rows cost less than this.
-        clear_rows: See above.
+        clear_lost_ratio: A slow rank is cleared when the rows that end its episode lose less than this on balance.
+        clear_rows: How many these are, at least; half of its tier's where that is more, so that pauses now and then
+            are one episode.
 
     Source:
         Thresholds follow the ecosystem (10 % and 5 ms, warnings within 20 steps at 1.3x); ours differs from the
@@ -82,7 +108,7 @@ class Detector:
         [2]
     """
 
-    tiers: tuple[Tier, ...] = (Tier(5, 0.4, 5), Tier(10, 0.2, 9), Tier(20, 0.09, 16), Tier(60, 0.15, 4))
+    tiers: tuple[Tier, ...] = (Tier(5, 0.4, 5), Tier(10, 0.15, 9), Tier(20, 0.09, 16), Tier(60, 0.15, 4))
     warmup_rows: int = 3
     min_effect_ratio: float = 0.1
     min_effect_s: float = 0.005
@@ -92,7 +118,7 @@ class Detector:
 
     def init(self, ranks: frozenset[Rank]) -> DetectorState:
         """Return the state before the first step."""
-        return DetectorState(ranks, {}, {}, dict.fromkeys(ranks, ()), frozenset(), 0)
+        return DetectorState(ranks, {}, {}, dict.fromkeys(ranks, ()), {}, 0)
 
     def set_members(self, state: DetectorState, members: frozenset[Rank]) -> DetectorState:
         """From now on a row is complete when these ranks are in it: the ring, while others are attached."""
@@ -102,25 +128,21 @@ class Detector:
         """Take in one rank's step.
 
         Rows close when every member has reported the step; a rank outside the members (attached) is compared with
-        the closed row of the version it started from.
+        the row of the version it started from, whichever of the two comes first.
         """
-        if timing.rank not in state.members:
-            row = state.closed_rows.get(timing.step)
-            return state if row is None else self._judge(self._push(state, row, {timing.rank: timing}))
-        row = {**state.open_rows.get(timing.step, {}), timing.rank: timing}
-        if len(row) < len(state.members):
-            return replace(state, open_rows=_newest({**state.open_rows, timing.step: row}))
-        open_rows = {step: r for step, r in state.open_rows.items() if step > timing.step}
+        rank, step, members = timing.rank, timing.step, state.members
+        if rank not in members and step in state.closed_rows:
+            return self._judge(self._push(state, state.closed_rows[step], {rank: timing}), (rank,))
+        row = {**state.open_rows.get(step, {}), rank: timing}
+        if not members <= row.keys():
+            return replace(state, open_rows=_newest({**state.open_rows, step: row}))
+        open_rows = {s: r for s, r in state.open_rows.items() if s > step}
         state = replace(state, open_rows=open_rows, seen_rows=state.seen_rows + 1)
         if state.seen_rows <= self.warmup_rows:
             return state
-        state = replace(state, closed_rows=_newest({**state.closed_rows, timing.step: row}))
-        return self._judge(self._push(state, row, row))
-
-    def lost_ratio(self, rows: tuple[Row, ...]) -> float:
-        """Share of the rows' time that the excess costs, 0..1."""
-        total = sum(max(row.timing.own_s, row.reference.own_s) for row in rows)
-        return sum(max(0.0, row.excess_s) for row in rows) / total if total > 0 else 0.0
+        closed = {r: row[r] for r in members}
+        state = replace(state, closed_rows=_newest({**state.closed_rows, step: closed}))
+        return self._judge(self._push(state, closed, row), row)
 
     def _push(
         self, state: DetectorState, row: Mapping[Rank, StepTiming], whose: Mapping[Rank, StepTiming]
@@ -133,28 +155,74 @@ class Detector:
                 windows[rank] = (*windows.get(rank, ()), Row(timing, phase_median(others)))[-keep:]
         return replace(state, windows=windows)
 
-    def _judge(self, state: DetectorState) -> DetectorState:
-        slow = {rank for rank in state.windows if self._is_slow(state, rank)}
-        return replace(state, slow=frozenset(slow))
+    def _judge(self, state: DetectorState, ranks: Iterable[Rank]) -> DetectorState:
+        windows, clear_after = dict(state.windows), dict(state.clear_after)
+        for rank in ranks:
+            met = [max(self.clear_rows, tier.num_rows // 2) for tier in self._tiers_met(state, rank)]
+            if rank in clear_after:
+                met.append(clear_after[rank])
+            if not met:
+                continue
+            clear_after[rank] = min(met)
+            last = windows[rank][-clear_after[rank] :]
+            if rank in state.clear_after and _balance(last) < self.clear_lost_ratio:
+                del clear_after[rank]
+                windows[rank] = last  # what the episode showed must not name the rank again
+        return replace(state, windows=windows, clear_after=clear_after)
 
-    def _is_slow(self, state: DetectorState, rank: Rank) -> bool:
-        window = state.windows[rank]
-        if rank in state.slow:
-            return self.lost_ratio(window[-self.clear_rows :]) >= self.clear_lost_ratio
-        return any(self._meets(state, rank, tier) for tier in self.tiers)
+    def _tiers_met(self, state: DetectorState, rank: Rank) -> list[Tier]:
+        window = state.windows.get(rank, ())
+        hits = [row.excess_s > max(self.min_effect_s, self.min_effect_ratio * row.reference_s) for row in window]
+        return [
+            tier
+            for tier in self.tiers
+            if sum(hits[-tier.num_rows :]) >= tier.min_hits and self._is_met(state, rank, tier)
+        ]
 
-    def _meets(self, state: DetectorState, rank: Rank, tier: Tier) -> bool:
+    def _is_met(self, state: DetectorState, rank: Rank, tier: Tier) -> bool:
         rows = state.windows[rank][-tier.num_rows :]
-        hits = sum(row.excess_s > max(self.min_effect_s, self.min_effect_ratio * row.reference.own_s) for row in rows)
-        if hits < tier.min_hits or self.lost_ratio(rows) < tier.min_lost_ratio:
+        lost_s, lost_ratio = carried_loss(rows, tier.min_hits)
+        if lost_ratio < tier.min_lost_ratio * math.sqrt(tier.num_rows / len(rows)):
             return False
-        own_excess = sum(max(0.0, row.excess_s) for row in rows)
         others = [
-            sum(max(0.0, row.excess_s) for row in window[-len(rows) :])
+            carried_loss(window[-len(rows) :], tier.min_hits)[0]
             for other, window in state.windows.items()
             if other != rank
         ]
-        return own_excess >= self.dominance * median(others)
+        return lost_s >= self.dominance * median(others)
+
+
+def carried_loss(rows: Sequence[Row], num_carriers: int) -> tuple[float, float]:
+    """What excess costs, as far as a number of rows carries it.
+
+    No row counts for more than the `num_carriers`-th largest excess does, and being fast makes up for nothing.
+
+    Args:
+        rows: One rank's rows.
+        num_carriers: How many, >= 1.
+
+    Returns:
+        Seconds in all, and as a share of the rows' time, 0..1; zeros without rows.
+
+    Example:
+        >>> even, hiccup = StepTiming(-1, 1, 0.0, data_s=1.0), StepTiming(0, 1, 0.0, data_s=9.0)
+        >>> carried_loss([Row(hiccup, even), Row(even, even)], 1), carried_loss([Row(hiccup, even), Row(even, even)], 2)
+        ((8.0, 0.8), (0.0, 0.0))
+    """
+    if not rows:
+        return 0.0, 0.0
+    excess = [max(0.0, row.excess_s) for row in rows]
+    limit = sorted(excess)[-min(num_carriers, len(excess))]
+    lost_s = math.fsum(min(e, limit) for e in excess)
+    total_s = math.fsum(row.reference_s for row in rows) + lost_s
+    return lost_s, lost_s / total_s if total_s > 0 else 0.0
+
+
+def _balance(rows: Sequence[Row]) -> float:
+    """Share of the rows' time that the rank loses where being fast makes up for being slow."""
+    lost_s = math.fsum(row.excess_s for row in rows)
+    total_s = math.fsum(max(row.reference_s, row.timing.own_s) for row in rows)
+    return lost_s / total_s if total_s > 0 else 0.0
 
 
 def phase_median(timings: list[StepTiming]) -> StepTiming:

@@ -17,6 +17,8 @@ from paceline.report.palette import RANK_COLORS, SLOW_COLORS
 from paceline.types import Rank, StepTiming
 
 _MAX_LINE_POINTS = 300  # per curve; longer ones are drawn as medians over bins of steps
+_MAX_ALL_POINTS = 3600  # of the curves of all ranks
+_MAX_OTHERS = 64  # curves of ranks that are not slow; more would hide each other
 _MAX_METRICS = 4
 T = TypeVar("T")
 
@@ -52,7 +54,9 @@ def own_and_wait(run: Run, slow: Sequence[Rank] = ()) -> str:
     with clean_style():
         figure = new_figure(3.9)
         own_axes, wait_axes = figure.subplots(2, 1, sharex=True)
-        curves = {rank: _thinned(timings) for rank, timings in run.timings.items() if timings}
+        shown = [*slow, *[rank for rank in run.timings if rank not in slow][:_MAX_OTHERS]]
+        most = max(40, min(_MAX_LINE_POINTS, _MAX_ALL_POINTS // len(shown)))
+        curves = {rank: _thinned(run.timings[rank], most) for rank in sorted(shown) if run.timings[rank]}
         highest = max(_typical_top(c) for c in curves.values())
         scale, unit = (1e3, "ms") if highest < 2.0 else (1.0, "s")
         for rank, points in curves.items():
@@ -72,9 +76,9 @@ def own_and_wait(run: Run, slow: Sequence[Rank] = ()) -> str:
         return to_svg(figure, "steps", "Own time and wait per step, by rank")
 
 
-def _thinned(timings: Sequence[StepTiming]) -> list[tuple[float, float, float]]:
+def _thinned(timings: Sequence[StepTiming], most: int) -> list[tuple[float, float, float]]:
     """Step, own time and wait; medians over bins where there are more than can be drawn."""
-    size = math.ceil(len(timings) / _MAX_LINE_POINTS)
+    size = math.ceil(len(timings) / most)
     bins = [timings[i : i + size] for i in range(0, len(timings), size)]
     return [(median(t.step for t in b), median(t.own_s for t in b), median(t.wait_s for t in b)) for b in bins]
 

@@ -17,7 +17,7 @@ from paceline.types import Phase, Rank, StepTiming
 MAX_LANES = 32  # more cannot be told apart on a page
 _MAX_STEPS_DRAWN = 400  # per lane; beyond, steps are thinner than a pixel and shares of time are drawn instead
 _MAX_BARS = 4000  # in all lanes; bounds the size of the page
-_MAX_POINTS = 9000  # bins x phases x lanes: the same bound where shares are drawn
+_MAX_POINTS = 6000  # bins x phases x lanes: the same bound where shares are drawn
 _HALF = 0.28  # of a lane's height
 _POINTS_WIDE = 600.0  # of the plot, typographic points
 
@@ -109,7 +109,7 @@ def _draw_steps(axes: Axes, lane: int, bars: dict[Phase, list[tuple[float, float
 
 def _draw_shares(axes: Axes, lane: int, timings: Sequence[StepTiming], end_s: float, most_bins: int) -> None:
     """Stack the share of each phase in each bin of time."""
-    num_bins = max(24, min(300, most_bins))
+    num_bins = max(24, min(200, most_bins))
     width = end_s / num_bins if end_s > 0 else 1.0
     shares = {phase: [0.0] * num_bins for phase in PHASE_ORDER}
     for timing in timings:
@@ -132,7 +132,7 @@ def _draw_shares(axes: Axes, lane: int, timings: Sequence[StepTiming], end_s: fl
 
 def _fill(phase: Phase) -> dict[str, Any]:
     if phase is Phase.WAIT:
-        return {"facecolor": PHASE_COLORS[phase], "edgecolor": "#C4C4C4", "hatch": "////", "linewidth": 0.0}
+        return {"facecolor": PHASE_COLORS[phase], "edgecolor": "#B0B0B0", "hatch": "////", "linewidth": 0.0}
     return {"facecolor": PHASE_COLORS[phase], "edgecolor": "none", "linewidth": 0.0}
 
 

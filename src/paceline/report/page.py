@@ -13,7 +13,8 @@ from paceline.report.history import Run
 from paceline.report.palette import PHASE_COLORS, PHASE_ORDER
 from paceline.types import OWN_PHASES, Phase
 
-NO_CHARTS = "pip install 'paceline[report]' draws the charts"
+NO_CHARTS = "pip install 'paceline[report]' draws the charts."
+_MAX_RANKS = 32  # rows of the rank table, as many as the timeline has lanes
 _MAX_ROWS = 200  # of events and decisions; the log has them all
 
 
@@ -32,7 +33,7 @@ def render(lines: Sequence[Line], summary: Mapping[str, Any], *, with_charts: bo
         Exception: whatever matplotlib raises while drawing.
     """
     run = Run.of(lines)
-    charts, note = _draw(run, summary) if with_charts else ({}, "the charts could not be drawn; see the log")
+    charts, note = _draw(run, summary) if with_charts else ({}, "The charts could not be drawn: see the run's output.")
     environment = Environment(
         loader=PackageLoader("paceline.report", ""),
         autoescape=True,
@@ -51,8 +52,9 @@ def render(lines: Sequence[Line], summary: Mapping[str, Any], *, with_charts: bo
         lead=_lead(summary),
         facts=_facts(summary),
         cards=_cards(summary),
-        ranks=[_rank_row(entry, summary) for entry in summary["per_rank"]],
-        charts=charts,
+        ranks=[_rank_row(entry, summary) for entry in words.shown_ranks(summary, _MAX_RANKS)],
+        num_hidden=max(0, summary["world_size"] - _MAX_RANKS),
+        charts={**dict.fromkeys(("timeline", "steps", "metrics", "noise")), **charts},
         chart_note=note,
         phases=[(phase.value, PHASE_COLORS[phase]) for phase in PHASE_ORDER],
         decisions=summary["decisions"][-_MAX_ROWS:],
@@ -80,10 +82,14 @@ def _lead(summary: Mapping[str, Any]) -> str:
     if culprit is None:
         sentence = words.no_rank_is_slow(summary)
         return f"{sentence[0].upper()}{sentence[1:]}."
-    slow = f"Rank {culprit['rank']} on {culprit['host']}" if summary["failure"] else "It"
+    recovered = words.has_recovered(summary, culprit["rank"])
+    lately = summary["per_rank"][culprit["rank"]]["slowdown_lately"]
+    who = f"Rank {culprit['rank']} on {culprit['host']}" if summary["failure"] else "It"
     return (
-        f"{slow} needs {words.duration(culprit['excess_s'])} more per step than the other ranks "
-        f"({words.ratio(culprit['slowdown'])}), mostly in the {culprit['phase']} phase."
+        f"{who} {'needed' if recovered else 'needs'} {words.duration(culprit['excess_s'])} more per step than the other "
+        f"ranks ({words.ratio(culprit['slowdown'])}), mostly in the {culprit['phase']} phase, from step "
+        f"{culprit['since_step']} on"
+        + (f"; in its last steps it was on par ({words.ratio(lately)})." if recovered else ".")
     )
 
 
@@ -109,7 +115,7 @@ def _cards(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if culprit:
         who = f"{culprit['host']}:{culprit['rank']} against the other ranks"
         cards.append(("slowdown", words.ratio(culprit["slowdown"]), who))
-        whole = next(e["lost_ratio"] for e in summary["per_rank"] if e["rank"] == culprit["rank"])
+        whole = summary["per_rank"][culprit["rank"]]["lost_ratio"]
         cards.append(("time lost", words.percent(culprit["lost_ratio"]), f"{words.percent(whole)} over the whole run"))
     if decision:
         measured, predicted = decision["measured_gain"], words.ratio(decision["predicted_gain"])
@@ -124,7 +130,7 @@ def _cards(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if summary["noise_scale"] is not None:
         low, high = summary["noise_interval"] or (None, None)
         below = "samples" if high is None else f"samples; {words.count(low)} to {words.count(high)}"
-        cards.append(("gradient noise scale", words.count(summary["noise_scale"]), below))
+        cards.append(("noise scale", words.count(summary["noise_scale"]), below))
     if summary["staleness"]:
         mean, most = summary["staleness"]["mean"], summary["staleness"]["max"]
         cards.append(("staleness", f"{mean:.1f}", f"versions on average; {most} at most"))

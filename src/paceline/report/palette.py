@@ -12,7 +12,7 @@ PHASE_COLORS = {
     Phase.DATA: "#E69F00",
     Phase.FORWARD: "#56B4E9",
     Phase.BACKWARD: "#0072B2",
-    Phase.WAIT: "#ECECEC",
+    Phase.WAIT: "#E2E2E2",
     Phase.OPTIMIZER: "#009E73",
 }
 # The order in which a step goes through its phases, as far as sums by phase tell.

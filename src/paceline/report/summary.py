@@ -22,6 +22,7 @@ SUMMARY_SCHEMA = 1
 SUMMARY_NAME = "summary.json"
 PAGE_NAME = "report.html"
 _WARMUP_STEPS = 3  # as the detector: allocation, bucket rebuild and caches make the first steps slow on all ranks
+_LAST_STEPS = 30  # tell whether a rank is still slow
 _CULPRIT_FIELDS = ("rank", "host", "phase", "cause", "slowdown", "excess_s", "lost_ratio", "evidence", "since_step")
 
 logger = logging.getLogger("paceline")
@@ -76,7 +77,7 @@ def summarise(lines: Sequence[Line]) -> dict[str, Any]:
     Returns:
         An object with "schema": 1 and these keys. `world_size`, `hosts` (by rank), `mode`, `backend`, `torch`,
         `script`, `steps`, `duration_s`; `per_rank`: steps, medians of own time and wait (s), slowdown (own median
-        over the median of the other ranks' own medians), what waiting for the rank cost over the whole run
+        over the median of the other ranks' own medians; `slowdown_lately` by means over the last 30 steps), what waiting for the rank cost over the whole run
         (`lost_s`, `lost_ratio`), mean seconds by phase, samples; `culprit`: the verdict with the largest lost ratio,
         or None; `verdicts`; `decisions`: plans with status, predicted and measured gain; `noise_scale` (samples) and
         `noise_interval`; `samples`: trained, dropped, epochs, or None where the loop brings its own loader;
@@ -142,12 +143,12 @@ def _strict(value: Any) -> Any:
 
 def _per_rank(run: Run, hosts: Sequence[str]) -> list[dict[str, Any]]:
     medians = {r: median(t.own_s for t in timings) for r, timings in run.timings.items() if timings}
+    # Means, because a rank that is slow in every fifth step still is.
+    lately = {r: fmean(t.own_s for t in timings[-_LAST_STEPS:]) for r, timings in run.timings.items() if timings}
     rows = run.ring_rows()
     lost_s, total_s = _lost(rows)
     entries = []
     for rank, timings in run.timings.items():
-        others = [own for other, own in medians.items() if other != rank]
-        reference = median(others) if others else 0.0
         steady = timings[_WARMUP_STEPS:] if len(timings) > 2 * _WARMUP_STEPS else timings
         entries.append(
             {
@@ -157,7 +158,8 @@ def _per_rank(run: Run, hosts: Sequence[str]) -> list[dict[str, Any]]:
                 "steps_attached": sum(run.is_attached(rank, timing.step) for timing in timings),
                 "own_s_median": medians.get(rank),
                 "wait_s_median": median(t.wait_s for t in timings) if timings else None,
-                "slowdown": medians[rank] / reference if rank in medians and reference > 0 else None,
+                "slowdown": _slowdown(medians, rank),
+                "slowdown_lately": _slowdown(lately, rank),
                 "lost_s": lost_s.get(rank, 0.0),
                 "lost_ratio": lost_s.get(rank, 0.0) / total_s if total_s > 0 else 0.0,
                 "phases": {p.value: fmean(t.of(p) for t in steady) if steady else 0.0 for p in Phase},
@@ -167,12 +169,20 @@ def _per_rank(run: Run, hosts: Sequence[str]) -> list[dict[str, Any]]:
     return entries
 
 
+def _slowdown(own_s: Mapping[Rank, float], rank: Rank) -> float | None:
+    others = [own for other, own in own_s.items() if other != rank]
+    reference = median(others) if others else 0.0
+    return own_s[rank] / reference if rank in own_s and reference > 0 else None
+
+
 def _lost(rows: Mapping[int, Mapping[Rank, StepTiming]]) -> tuple[dict[Rank, float], float]:
     """What waiting for each rank cost while it was in the ring, and the job's time, seconds.
 
     As for a verdict, a rank costs its own time above the median of the others, in steps in which it is more than
-    10 % and 5 ms above: every step has a last rank, and that alone is not a loss.
+    10 % and 5 ms above: every step has a last rank, and that alone is not a loss. A handful of steps says nothing.
     """
+    if len(rows) < 2 * _WARMUP_STEPS:
+        return {}, 0.0
     lost: dict[Rank, float] = {}
     total = 0.0
     for row in list(rows.values())[_WARMUP_STEPS:]:

@@ -10,12 +10,12 @@ from paceline.types import OWN_PHASES
 Summary = Mapping[str, Any]
 
 _WHY = {
-    "compute": "computing takes longer there",
-    "data": "its data loader is late",
-    "gc": "garbage collection pauses it",
-    "outside": "it does other work between the steps",
-    "cpu_contention": "it is ready to run but gets no core",
-    "uneven_work": "it trains more samples per step",
+    "compute": "a slower {phase} pass",
+    "data": "a late data loader",
+    "gc": "garbage collection",
+    "outside": "work outside the training step",
+    "cpu_contention": "no free core to run on",
+    "uneven_work": "more samples per step",
 }
 _NEXT = {
     "compute": "check clocks, temperature and co-located jobs on {host}",
@@ -25,6 +25,9 @@ _NEXT = {
     "cpu_contention": "pin CPUs, check OMP_NUM_THREADS and look for co-located jobs on {host}",
     "uneven_work": "balance the batches, so that every rank trains as many samples (or tokens) per step",
 }
+_MAX_NAMED = 4  # attached ranks named with their parents
+_MAX_TEXT_ROWS = 16  # ranks in the table on the terminal
+_ON_PAR = 1.1  # the detector's minimum effect
 _TOO_FEW_STEPS = 8  # the detector ignores three rows and wants five
 
 
@@ -74,15 +77,22 @@ def count(value: float | None) -> str:
     """Format a number of things, or of samples.
 
     Example:
-        >>> count(24000), count(61.24), count(None)
-        ('24,000', '61', '-')
+        >>> count(24000), count(61.24), count(3_031_040), count(None)
+        ('24,000', '61', '3.03 M', '-')
     """
-    return "-" if value is None else f"{value:,.0f}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.2f} M"
 
 
-def why(cause: str) -> str:
-    """The cause of slowness in words."""
-    return _WHY.get(cause, cause)
+def why(verdict: Mapping[str, Any]) -> str:
+    """The cause of slowness in words.
+
+    Example:
+        >>> why({"cause": "compute", "phase": "backward"})
+        'a slower backward pass'
+    """
+    return _WHY.get(verdict["cause"], verdict["cause"]).format(phase=verdict["phase"])
 
 
 def advice(cause: str, host: str, mode: str | None) -> str:
@@ -112,9 +122,16 @@ def policy_words(policy: Mapping[str, Any]) -> str:
     """
     if policy.get("name") == "BSP":
         return "all ranks in the ring (BSP)"
-    children = ", ".join(f"rank {c} attached to rank {p}" for c, p in sorted(policy.get("parent_of", {}).items()))
-    ring = ", ".join(map(str, policy.get("ring", [])))
-    return f"{children or 'nobody attached'}; ring of {ring}" if ring else str(policy.get("name"))
+    ring = policy.get("ring", [])
+    if not ring:
+        return str(policy.get("name"))
+    parents = sorted((int(child), parent) for child, parent in policy.get("parent_of", {}).items())
+    if len(parents) > _MAX_NAMED:
+        attached = f"ranks {', '.join(str(child) for child, _ in parents)} attached"
+    else:
+        attached = ", ".join(f"rank {child} attached to rank {parent}" for child, parent in parents)
+    members = ", ".join(map(str, ring)) if len(ring) <= 2 * _MAX_NAMED else f"{len(ring)} ranks"
+    return f"{attached or 'nobody attached'}; ring of {members}"
 
 
 def main_decision(summary: Summary) -> Mapping[str, Any] | None:
@@ -126,27 +143,35 @@ def main_decision(summary: Summary) -> Mapping[str, Any] | None:
     return next((d for d in reversed(decisions) if d["status"] in ("advised", "proposed")), None)
 
 
+def has_recovered(summary: Summary, rank: int) -> bool:
+    """Whether a rank that was named is on par in the last steps."""
+    lately = summary["per_rank"][rank]["slowdown_lately"]
+    return lately is not None and lately < _ON_PAR
+
+
 def headline(summary: Summary) -> str:
     """The one sentence to read: the failure, who is slow and why, or that nobody is."""
     failure, culprit = summary["failure"], summary["culprit"]
     if failure:
         return f"The run failed: rank {failure['rank']} on {failure['host']}: {failure['reason']}"
     if culprit:
-        return f"Rank {culprit['rank']} on {culprit['host']} is slow: {why(culprit['cause'])}"
+        slow = "was slow for a while" if has_recovered(summary, culprit["rank"]) else "is slow"
+        return f"Rank {culprit['rank']} on {culprit['host']} {slow}: {why(culprit)}"
     return "No rank is slow"
 
 
 def no_rank_is_slow(summary: Summary) -> str:
     """Why nobody was named."""
-    known = [entry for entry in summary["per_rank"] if entry["own_s_median"] is not None]
+    known = [entry for entry in summary["per_rank"] if entry["own_s_median"]]
     steps = max((entry["steps"] for entry in known), default=0)
     if steps < _TOO_FEW_STEPS:
         return f"no rank is slow: but {steps} steps are too few to tell"
     slowest = max(known, key=lambda entry: entry["own_s_median"])
     fastest = min(known, key=lambda entry: entry["own_s_median"])
+    more = slowest["own_s_median"] / fastest["own_s_median"] - 1.0
     return (
-        f"no rank is slow: own times per step lie between {duration(fastest['own_s_median'])} and "
-        f"{duration(slowest['own_s_median'])} ({slowest['host']}:{slowest['rank']}), over {steps} steps"
+        f"no rank is slow: over {steps} steps the slowest, {slowest['host']}:{slowest['rank']}, typically needs "
+        f"{duration(slowest['own_s_median'])} of its own per step, {percent(more)} more than the fastest"
     )
 
 
@@ -158,10 +183,16 @@ def done(summary: Summary) -> str:
     plan, policy = f"plan {decision['epoch']}", policy_words(decision["policy"])
     match decision["status"]:
         case "adopted":
-            return f"{plan}, from step {decision['effective_step']} on: {policy}"
+            adopted = [d for d in summary["decisions"] if d["status"] == "adopted"]
+            later = adopted[adopted.index(decision) + 1 :]
+            steps = f"from step {decision['effective_step']} on"
+            if later:
+                steps = f"steps {decision['effective_step']} to {later[0]['effective_step'] - 1}"
+            back = "; then all ranks back into the ring" if later and later[0]["policy"]["name"] == "BSP" else ""
+            return f"{plan}, {steps}: {policy}{back}"
         case "advised":
-            return f"advice only (mode {summary['mode']}): {policy}"
-    return f"{plan} was proposed: {policy}"
+            return f"nothing was changed (mode {summary['mode']}); advice: {policy}"
+    return f"{plan} was {decision['status']}: {policy}"
 
 
 def brought(summary: Summary) -> str | None:
@@ -169,16 +200,25 @@ def brought(summary: Summary) -> str | None:
     decision = main_decision(summary)
     if decision is None:
         return None
-    predicted = ratio(decision["predicted_gain"])
-    if decision["measured_gain"] is None:
-        return f"predicted {predicted} faster to accuracy; not measured" + (
-            "" if decision["status"] == "adopted" else ", as it was not carried out"
-        )
+    predicted, measured = ratio(decision["predicted_gain"]), decision["measured_gain"]
+    if measured is None:
+        why_not = "too few steps followed" if decision["status"] == "adopted" else "it was not carried out"
+        return f"{predicted} faster to accuracy predicted; not measured: {why_not}"
+    faster = "faster to accuracy" if measured >= 1 else "of the former pace to accuracy"
     return (
-        f"measured {ratio(decision['measured_gain'])} faster to accuracy, predicted {predicted} (an update of "
-        f"{count(decision['batch_after'])} samples every {duration(decision['interval_after_s'])}, before: "
-        f"{count(decision['batch_before'])} every {duration(decision['interval_before_s'])})"
+        f"{ratio(measured)} {faster} measured, {predicted} predicted: an update of "
+        f"{count(decision['batch_after'])} samples every {duration(decision['interval_after_s'])}, before it "
+        f"{count(decision['batch_before'])} every {duration(decision['interval_before_s'])}"
     )
+
+
+def shown_ranks(summary: Summary, limit: int) -> list[Mapping[str, Any]]:
+    """Entries of at most `limit` ranks, in order: named ranks first, then by slowdown."""
+    named = {verdict["rank"] for verdict in summary["verdicts"]}
+    if summary["failure"]:
+        named.add(summary["failure"]["rank"])
+    by_interest = sorted(summary["per_rank"], key=lambda e: (e["rank"] not in named, -(e["slowdown"] or 0.0)))
+    return sorted(by_interest[:limit], key=lambda entry: int(entry["rank"]))
 
 
 def samples_words(summary: Summary) -> str:
@@ -240,8 +280,9 @@ def _verdict_lines(summary: Summary) -> list[str]:
     lines = []
     worst = {v["rank"]: v for v in sorted(summary["verdicts"], key=lambda v: v["lost_ratio"])}
     for verdict in sorted(worst.values(), key=lambda v: -v["lost_ratio"]):
+        slow = "was slow for a while" if has_recovered(summary, verdict["rank"]) else "is slow"
         lines += [
-            f"{verdict['host']}:{verdict['rank']} is slow: {duration(verdict['excess_s'], signed=True)}/step "
+            f"{verdict['host']}:{verdict['rank']} {slow}: {duration(verdict['excess_s'], signed=True)}/step "
             f"({ratio(verdict['slowdown'])}), phase {verdict['phase']}, cause {verdict['cause']}; "
             f"lost {percent(verdict['lost_ratio'])} of the job",
             f"  why:  {verdict['evidence']} (since step {verdict['since_step']})",
@@ -274,10 +315,12 @@ def _table(summary: Summary) -> list[str]:
             percent(entry["lost_ratio"]),
             main_phase(entry),
         )
-        for entry in summary["per_rank"]
+        for entry in shown_ranks(summary, _MAX_TEXT_ROWS)
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [f"  {'  '.join(_aligned(row, widths))}".rstrip() for row in rows]
+    table = [f"  {'  '.join(_aligned(row, widths))}".rstrip() for row in rows]
+    hidden = summary["world_size"] - _MAX_TEXT_ROWS
+    return [*table, f"  ... and {hidden} faster ranks"] if hidden > 0 else table
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
