@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline.act.layout import fingerprint
@@ -36,10 +36,10 @@ class Net(nn.Module):
         return self.head(h)
 
 
-Step = Callable[[DDP, torch.optim.Optimizer, Tensor, Tensor, int], None]
+Step = Callable[[DistributedDataParallel, torch.optim.Optimizer, Tensor, Tensor, int], None]
 
 
-def plain_step(ddp: Any, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+def plain_step(ddp: Any, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, _step: int) -> None:
     optimizer.zero_grad()
     nn.functional.cross_entropy(ddp(x), y).backward()
     optimizer.step()
@@ -67,7 +67,7 @@ def train_fixed(
 ) -> int:
     """Train on fixed data and return the fingerprint of everything learned. `mode` None is DDP without Paceline."""
     torch.manual_seed(0)
-    ddp = DDP(wrap(build()), **(ddp_args or {}))
+    ddp = DistributedDataParallel(wrap(build()), **(ddp_args or {}))
     optimizer = optimizer_fn(ddp.parameters())
     pace = paceline.attach(ddp, optimizer, mode=mode, run_dir=run_dir) if mode else None
     generator = torch.Generator().manual_seed(rank)

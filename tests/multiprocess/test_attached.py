@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import paceline
@@ -39,7 +39,7 @@ def direction(rank: int) -> Tensor:
 
 
 def slope_train(rank: int, run_dir: Path, slow_rank: int, slow_until: float, num_epochs: int) -> Any:
-    ddp = DDP(Slope())
+    ddp = DistributedDataParallel(Slope())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
     seen: list[tuple[int, int]] = []
     start = time.monotonic()
@@ -79,7 +79,9 @@ def test_updates_are_sample_weighted_means_and_every_sample_is_trained_once(slow
     outcomes = run_local(slope_train, 4, tmp_path, slow_rank, 2.5, num_epochs)
     assert [o.error for o in outcomes] == [None] * 4
     lines = read(tmp_path)
-    adopted = [line.data["policy"]["name"] for line in lines if line.kind == "plan" and line.data["status"] == "adopted"]
+    adopted = [
+        line.data["policy"]["name"] for line in lines if line.kind == "plan" and line.data["status"] == "adopted"
+    ]
     assert adopted[:2] == ["AttachedRing", "BSP"], "attached while slow, back in the ring afterwards"
     seen = Counter(sample for o in outcomes for sample in o.value[0])
     assert max(seen.values()) == 1, "a sample was trained twice in an epoch"
@@ -100,7 +102,7 @@ def full_train(rank: int, run_dir: Path, slow_until: float) -> Any:
     """BatchNorm, Adam, a GradScaler, a learning rate schedule and gradient accumulation, all at once."""
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-    ddp = DDP(model)
+    ddp = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=7)

@@ -12,6 +12,8 @@ import torch
 from models import Net, accumulating_step, train_fixed
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 import paceline
 from paceline.act.local import run_local
@@ -21,10 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 def joined_train(rank: int, mode: str | None, run_dir: Path) -> Any:
     """Ranks with 3 and 5 batches, under torch's Join."""
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
     torch.manual_seed(0)
-    ddp = DDP(Net())
+    ddp = DistributedDataParallel(Net())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     pace = paceline.attach(ddp, optimizer, mode=mode, run_dir=run_dir) if mode else None
     generator = torch.Generator().manual_seed(rank)
@@ -78,11 +78,8 @@ def test_bits_are_those_of_plain_ddp(case: str, mode: str, tmp_path: Path) -> No
     assert [o.value for o in paced] == [o.value for o in plain]
 
 
-def leased_train(rank: int, run_dir: Path) -> list[tuple[int, ...]]:
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import TensorDataset
-
-    ddp = DDP(nn.Linear(1, 1))
+def leased_train(_rank: int, run_dir: Path) -> list[tuple[int, ...]]:
+    ddp = DistributedDataParallel(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     with paceline.attach(ddp, optimizer, mode="auto", run_dir=run_dir) as pace:
         loader = pace.data(TensorDataset(torch.arange(47.0).unsqueeze(1)), batch_size=4, seed=5)

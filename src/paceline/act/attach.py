@@ -37,6 +37,7 @@ from paceline.act.loader import LeaseLoader
 from paceline.act.peers import Peers, Watchdog
 from paceline.act.session import Session
 from paceline.act.switch import RoleKeeper
+from paceline.act.termination import TerminationWatcher
 from paceline.decide.controller import Controller
 from paceline.decide.estimate import LrRule
 from paceline.decide.ledger import Lease, Ledger
@@ -45,7 +46,7 @@ from paceline.errors import ConfigError, PeerError
 from paceline.measure import taps
 from paceline.measure.timers import GcTimer, StepClock
 from paceline.record import LOG_NAME, SCHEMA_VERSION, RunLog
-from paceline.report.summary import write_reports
+from paceline.report.summary import text, write_reports
 from paceline.types import NormSample, Phase
 
 logger = logging.getLogger("paceline")
@@ -213,6 +214,7 @@ class AttachedPace(Pace):
         store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
         members, self.run_dir = _meet(store, rank, world_size, mode, run_dir)
         hosts = tuple(member.host for member in members)
+        _log_to_stderr(hosts[rank], rank)
         # In "observe" only a rank that is known to be dead or to have failed ends the run; silence does not.
         self._peers = Peers(
             rank, hosts, limit_s=peer_timeout_s, silence_s=peer_timeout_s if mode == "auto" else float("inf")
@@ -268,6 +270,7 @@ class AttachedPace(Pace):
         )
         session.coordinator.start()
         self._watchdog.start()
+        self._termination = TerminationWatcher(self._before_termination)
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_uncaught
         atexit.register(self.close)
@@ -346,7 +349,7 @@ class AttachedPace(Pace):
                 cause = self._peers.explain(self._peers.broken or error)
                 if isinstance(cause, PeerError):
                     self._peers.delivered = True
-                    raise cause from error
+                    raise cause from None  # torch only says that it cannot cast the news to a tensor
             return
         session.clock.enter(Phase.OTHER)
         if self._exchanged and self._local_sq is not None:
@@ -455,7 +458,7 @@ class AttachedPace(Pace):
             self._watchdog.reported.wait(timeout=15.0)  # the watchdog writes the report of a failed run
         elif self._leader is not None and self.run_dir is not None:
             self._leader.end(self._session.coordinator.statuses)
-            write_reports(self.run_dir)
+            self._write_reports(logging.INFO)
 
     def _uninstall(self) -> None:
         for handle in self._handles:
@@ -463,6 +466,7 @@ class AttachedPace(Pace):
         taps.remove_listener(self)
         self._gc_timer.close()
         self._watchdog.close()
+        self._termination.close()
         self._session.comm.close()
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._excepthook
@@ -495,6 +499,18 @@ class AttachedPace(Pace):
         self.fail(error)
         self._excepthook(kind, error, tb)
 
+    def _before_termination(self) -> None:
+        """The launcher ends this process: most likely because a rank failed, so give that news a moment to come in."""
+        deadline = time.monotonic() + 2.0
+        while self._peers.failure is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if self._peers.failure is not None:
+            self._watchdog.reported.wait(timeout=15.0)
+        elif self._leader is not None and self.run_dir is not None:
+            self._leader.event("ended by SIGTERM")
+            self._leader.log.flush()
+            self._write_reports(logging.ERROR)
+
     def _report_failure(self) -> None:
         """Write the report of a run that lost a rank: rank 0 does, or the first survivor that shares its disk."""
         failure = self._peers.failure
@@ -507,7 +523,16 @@ class AttachedPace(Pace):
                 log.write("failure", rank=failure.rank, host=failure.host, reason=failure.reason, time_s=None)
         else:
             return
-        write_reports(self.run_dir)
+        self._write_reports(logging.ERROR)
+
+    def _write_reports(self, level: int) -> None:
+        """Summary, page and the verdict in words; a failure here is logged and never ends the training."""
+        assert self.run_dir is not None
+        try:
+            summary = write_reports(self.run_dir)
+            logger.log(level, "%s\nreport: %s", text(summary), self.run_dir / "report.html")
+        except Exception:
+            logger.exception("the report could not be written; the log is in %s", self.run_dir)
 
 
 _NORMS_EVERY = 5  # steps between two samples of the gradient norms: keeps their cost below 1 % of a step
@@ -546,6 +571,16 @@ def _write_header(log: RunLog, world_size: int, hosts: tuple[str, ...], mode: st
         peer_timeout_s=peer_timeout_s,
     )
     log.flush()
+
+
+def _log_to_stderr(host: str, rank: int) -> None:
+    """Unless the application has set up logging, ours goes to stderr, each line saying whose it is."""
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(f"{host}:{rank} %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)
 
 
 def _group_timeout(group: dist.ProcessGroup) -> timedelta:

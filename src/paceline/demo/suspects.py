@@ -23,7 +23,9 @@ PLANTED = {"compute": "compute", "data": "data", "gc": "gc", "outside": "outside
 _STEP_S = 0.04
 
 
-def observed_training(rank: Rank, cause: str | None, slow_rank: Rank, run_dir: Path, num_steps: int, extra_s: float) -> None:
+def observed_training(
+    rank: Rank, cause: str | None, slow_rank: Rank, run_dir: Path, num_steps: int, extra_s: float
+) -> None:
     """Train on this rank for `num_steps` paced steps with the cause planted in `slow_rank`; observe only."""
     planted = () if cause is None else (Fault(slow_rank, _kind(cause), extra_s),)
     faults = Faults(FaultPlan(planted), rank)

@@ -59,7 +59,7 @@ def attribute(rows: Sequence[Row]) -> tuple[Phase, str]:
     phase = max(OWN_PHASES, key=lambda p: excess[p])
     total = sum(excess.values())
     queued = fmean((r.timing.runqueue_s or 0.0) - (r.reference.runqueue_s or 0.0) for r in rows)
-    if queued > 0.5 * total and phase is not Phase.GC:
+    if queued > max(0.0, 0.5 * total) and phase is not Phase.GC:
         return phase, "cpu_contention"
     cause = _CAUSE_OF_PHASE[phase]
     if cause == "compute" and _explained_by_samples(rows):
@@ -75,6 +75,24 @@ def _explained_by_samples(rows: Sequence[Row]) -> bool:
     return more > 1.1 and more >= 0.7 * slower
 
 
+def _episode(rows: Sequence[Row], min_effect_s: float) -> Sequence[Row]:
+    """The rows since the excess began that the last of them show."""
+    limit = sorted(row.excess_s for row in rows)[-min(4, len(rows))]  # one hiccup must not outweigh many rows
+    excess = [min(row.excess_s, limit) for row in rows]
+    least = [max(min_effect_s, 0.1 * row.reference_s) for row in rows]
+    start, bar = 0, 0.0
+    for _ in range(8):  # two or three rounds settle it
+        begin, most, above = None, 0.0, 0.0
+        for i in reversed(range(len(rows))):
+            above += excess[i] - max(bar, least[i])
+            if above > most:
+                begin, most = i, above
+        if begin is None or (begin == start and bar > 0.0):
+            break
+        start, bar = begin, 0.5 * fmean(excess[begin:])
+    return rows[start:]
+
+
 def verdict(rank: Rank, host: str, rows: Sequence[Row], min_effect_s: float = 0.005) -> Verdict:
     """Put the finding about one slow rank into a `Verdict`.
 
@@ -85,10 +103,13 @@ def verdict(rank: Rank, host: str, rows: Sequence[Row], min_effect_s: float = 0.
         min_effect_s: Rows with less excess than this do not mark the beginning of the episode, seconds.
 
     Returns:
-        The verdict, judged on the rows since the episode began.
+        The verdict, judged on the rows since the episode began; on all rows where none shows an excess.
+
+    Source:
+        The episode is the suffix of rows whose excess above a bar adds up to most (CUSUM, Page 1954), with the bar
+        at half of the episode's own mean: noise and hiccups before it are left out, rows between pauses are not.
     """
-    hit_steps = [i for i, row in enumerate(rows) if row.excess_s > max(min_effect_s, 0.1 * row.reference.own_s)]
-    episode = rows[hit_steps[0] :] if hit_steps else rows
+    episode = _episode(rows, min_effect_s)
     phase, cause = attribute(episode)
     own = fmean(r.timing.own_s for r in episode)
     reference = median(r.reference.own_s for r in episode)

@@ -172,7 +172,8 @@ class Detector:
 
     def _tiers_met(self, state: DetectorState, rank: Rank) -> list[Tier]:
         window = state.windows.get(rank, ())
-        hits = [row.excess_s > max(self.min_effect_s, self.min_effect_ratio * row.reference_s) for row in window]
+        least_s, least_ratio = self.min_effect_s, self.min_effect_ratio
+        hits = [row.excess_s > least_s and row.excess_s > least_ratio * row.reference_s for row in window]
         return [
             tier
             for tier in self.tiers
@@ -185,7 +186,7 @@ class Detector:
         if lost_ratio < tier.min_lost_ratio * math.sqrt(tier.num_rows / len(rows)):
             return False
         others = [
-            carried_loss(window[-len(rows) :], tier.min_hits)[0]
+            sum(max(0.0, row.excess_s) for row in window[-len(rows) :])
             for other, window in state.windows.items()
             if other != rank
         ]
@@ -209,19 +210,18 @@ def carried_loss(rows: Sequence[Row], num_carriers: int) -> tuple[float, float]:
         >>> carried_loss([Row(hiccup, even), Row(even, even)], 1), carried_loss([Row(hiccup, even), Row(even, even)], 2)
         ((8.0, 0.8), (0.0, 0.0))
     """
-    if not rows:
+    carriers = min(num_carriers, len(rows))
+    excess = sorted([row.excess_s for row in rows if row.excess_s > 0.0], reverse=True)
+    if not rows or len(excess) < carriers:
         return 0.0, 0.0
-    excess = [max(0.0, row.excess_s) for row in rows]
-    limit = sorted(excess)[-min(num_carriers, len(excess))]
-    lost_s = math.fsum(min(e, limit) for e in excess)
-    total_s = math.fsum(row.reference_s for row in rows) + lost_s
-    return lost_s, lost_s / total_s if total_s > 0 else 0.0
+    lost_s = carriers * excess[carriers - 1] + sum(excess[carriers:])
+    return lost_s, lost_s / (lost_s + sum([row.reference_s for row in rows]))
 
 
 def _balance(rows: Sequence[Row]) -> float:
     """Share of the rows' time that the rank loses where being fast makes up for being slow."""
-    lost_s = math.fsum(row.excess_s for row in rows)
-    total_s = math.fsum(max(row.reference_s, row.timing.own_s) for row in rows)
+    lost_s = sum(row.excess_s for row in rows)
+    total_s = sum(row.reference_s + max(0.0, row.excess_s) for row in rows)
     return lost_s / total_s if total_s > 0 else 0.0
 
 

@@ -31,7 +31,7 @@ def draw_all(run: Run, slow: Sequence[Rank] = ()) -> dict[str, str]:
         slow: Ranks that were named slow; they stand out.
 
     Returns:
-        `<svg>` elements by name: timeline, steps, metrics, noise; in total below some 400 kB, however long the run.
+        `<svg>` elements by name: timeline, steps, metrics, noise; a few hundred kB in total, however long the run.
     """
     charts: dict[str, str] = {}
     if any(run.timings.values()):
@@ -71,7 +71,7 @@ def own_and_wait(run: Run, slow: Sequence[Rank] = ()) -> str:
             mark_plan(wait_axes, step, decision.epoch, labelled=False)
         for axes, name in ((own_axes, "own time"), (wait_axes, "wait")):
             axes.set(ylabel=f"{name} per step, {unit}", ylim=(0.0, 1.15 * highest * scale))
-        own_axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.03), ncols=8)
+        figure.legend(loc="outside upper center", ncols=8)
         wait_axes.set(xlabel="step (version of the model)", xlim=(0, last + 1))
         return to_svg(figure, "steps", "Own time and wait per step, by rank")
 
@@ -154,7 +154,7 @@ def noise(run: Run) -> str | None:
         axes.set(ylabel="samples", ylim=(0.0, top or 1.0))
         axes.set_xlabel("seconds since the run began (rank 0's clock)")
         _mark_plan_times(axes, run, labelled=True)
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.03), ncols=2)
+        figure.legend(loc="outside upper center", ncols=2)
         return to_svg(figure, "noise", "Gradient noise scale over time with its interval")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
@@ -44,7 +45,7 @@ def timeline(run: Run, slow: Sequence[Rank] = ()) -> str:
     fits = sum(len(b) for by_phase in boxes.values() for b in by_phase.values()) <= _MAX_BARS
     fits = fits and max(len(run.timings[rank]) for rank in ranks) <= _MAX_STEPS_DRAWN
     with clean_style():
-        figure = new_figure(0.95 + 0.56 * len(ranks))
+        figure = new_figure(0.95 + (0.56 if len(ranks) <= 12 else 0.4) * len(ranks))
         axes = figure.add_subplot()
         axes.grid(visible=False)
         for lane, rank in enumerate(ranks):
@@ -56,25 +57,29 @@ def timeline(run: Run, slow: Sequence[Rank] = ()) -> str:
         _draw_plans(axes, run, ranks, span)
         axes.set_yticks(range(len(ranks)), [_label(run, rank, slow) for rank in ranks])
         for tick, rank in zip(axes.get_yticklabels(), ranks, strict=True):
-            if rank in slow:
+            if rank in slow or rank in _failed(run):
                 tick.set(color=SLOW_COLORS[0], fontweight="bold")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set(xlim=(0.0, span), ylim=(len(ranks) - 0.45, -0.6))
         axes.set_xlabel("seconds since the rank attached, on its own clock")
-        _draw_legend(axes, run, ranks)
+        _draw_legend(figure, run, ranks)
         return to_svg(figure, "timeline", f"Timeline of {len(ranks)} ranks: time by phase, waiting in grey")
 
 
 def _shown(run: Run, slow: Sequence[Rank]) -> list[Rank]:
-    by_interest = sorted(run.timings, key=lambda rank: (rank not in slow, rank))
+    by_interest = sorted(run.timings, key=lambda rank: (rank not in slow and rank not in _failed(run), rank))
     return sorted(by_interest[:MAX_LANES])
 
 
 def _label(run: Run, rank: Rank, slow: Sequence[Rank]) -> str:
     host = run.hosts[rank]
     host = host if len(host) <= 16 else f"{host[:15]}…"
-    return f"rank {rank} on {host}" + (" (slow)" if rank in slow else "")
+    return f"rank {rank} on {host}{' (failed)' if rank in _failed(run) else ' (slow)' if rank in slow else ''}"
+
+
+def _failed(run: Run) -> set[Rank]:
+    return {failure["rank"] for failure in run.of_kind("failure")}
 
 
 def _bars(timings: Sequence[StepTiming], narrowest_s: float) -> dict[Phase, list[tuple[float, float]]]:
@@ -120,13 +125,14 @@ def _draw_shares(axes: Axes, lane: int, timings: Sequence[StepTiming], end_s: fl
             overlap = min(start + wall, (i + 1) * width) - max(start, i * width)
             for phase in PHASE_ORDER:
                 shares[phase][i] += timing.of(phase) * overlap / (wall * width)
-    centers = [(i + 0.5) * width for i in range(num_bins)]
+    # From edge to edge, though a share belongs to the middle of its bin.
+    xs = [0.0, *((i + 0.5) * width for i in range(1, num_bins - 1)), end_s]
     low = [lane + _HALF] * num_bins
-    for phase in PHASE_ORDER:
+    for phase in sorted(PHASE_ORDER, key=lambda phase: phase is Phase.WAIT):  # waiting on top of all work
         if max(shares[phase]) < 0.01:
             continue
         high = [y - 2 * _HALF * share for y, share in zip(low, shares[phase], strict=True)]
-        axes.fill_between(centers, low, high, **_fill(phase))
+        axes.fill_between(xs, low, high, **_fill(phase))
         low = high
 
 
@@ -147,7 +153,14 @@ def _draw_attachments(axes: Axes, lane: int, run: Run, rank: Rank, end_s: float)
         right = _start_of(run.timings[rank], until) if until is not None else None
         right = end_s if right is None else right
         axes.plot([left, right], [lane + _HALF + 0.06] * 2, color="black", linewidth=1.8, solid_capstyle="butt")
-        axes.text(left, lane + _HALF + 0.1, f" attached to rank {attachment.parent}", fontsize=7.5, va="top")
+        axes.annotate(
+            f"attached to rank {attachment.parent}",
+            (left, lane + _HALF + 0.1),
+            xytext=(3, 0),
+            textcoords="offset points",
+            fontsize=7.5,
+            va="top",
+        )
 
 
 def _draw_plans(axes: Axes, run: Run, ranks: Sequence[Rank], span: float) -> None:
@@ -171,8 +184,8 @@ def _start_of(timings: Sequence[StepTiming], step: int) -> float | None:
     return next((t.started_s for t in timings if t.step >= step), None)
 
 
-def _draw_legend(axes: Axes, run: Run, ranks: Sequence[Rank]) -> None:
+def _draw_legend(figure: Figure, run: Run, ranks: Sequence[Rank]) -> None:
     total = {phase: sum(t.of(phase) for rank in ranks for t in run.timings[rank]) for phase in PHASE_ORDER}
     shown = [p for p in PHASE_ORDER if total[p] > 0.002 * sum(total.values())]
     handles = [Patch(label=phase.value, **_fill(phase)) for phase in shown]
-    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.03), ncols=8, handlelength=1.4)
+    figure.legend(handles=handles, loc="outside upper center", ncols=8, handlelength=1.4)

@@ -83,14 +83,13 @@ def _lead(summary: Mapping[str, Any]) -> str:
         sentence = words.no_rank_is_slow(summary)
         return f"{sentence[0].upper()}{sentence[1:]}."
     recovered = words.has_recovered(summary, culprit["rank"])
-    lately = summary["per_rank"][culprit["rank"]]["slowdown_lately"]
     who = f"Rank {culprit['rank']} on {culprit['host']}" if summary["failure"] else "It"
-    return (
-        f"{who} {'needed' if recovered else 'needs'} {words.duration(culprit['excess_s'])} more per step than the other "
-        f"ranks ({words.ratio(culprit['slowdown'])}), mostly in the {culprit['phase']} phase, from step "
-        f"{culprit['since_step']} on"
-        + (f"; in its last steps it was on par ({words.ratio(lately)})." if recovered else ".")
-    )
+    needs = "needed" if recovered else "needs"
+    more = f"{needs} {words.duration(culprit['excess_s'])} more per step than the other ranks"
+    where = f"mostly in the {culprit['phase']} phase, from step {culprit['since_step']} on"
+    lately = words.ratio(summary["per_rank"][culprit["rank"]]["slowdown_lately"])
+    end = f"; in its last steps it was on par ({lately})." if recovered else "."
+    return f"{who} {more} ({words.ratio(culprit['slowdown'])}), {where}{end}"
 
 
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -104,7 +103,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     gained = words.brought(summary)
     if gained:
-        facts.append(("Gained", gained))
+        facts.append(("Gain", gained))
     return [*facts, ("Next", words.advice(culprit["cause"], culprit["host"], summary["mode"]))]
 
 
@@ -145,6 +144,7 @@ def _rank_row(entry: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str,
     own = sum(entry["phases"][phase.value] for phase in OWN_PHASES)
     return {
         **entry,
+        "failed": bool(summary["failure"]) and summary["failure"]["rank"] == entry["rank"],
         "slow": any(verdict["rank"] == entry["rank"] for verdict in summary["verdicts"]),
         "main_phase": words.main_phase(entry),
         "own_share": own / total if total > 0 else None,

@@ -75,14 +75,18 @@ def summarise(lines: Sequence[Line]) -> dict[str, Any]:
         lines: A log as `record.read` returns it; also one without an end. Of several runs in it the last counts.
 
     Returns:
-        An object with "schema": 1 and these keys. `world_size`, `hosts` (by rank), `mode`, `backend`, `torch`,
-        `script`, `steps`, `duration_s`; `per_rank`: steps, medians of own time and wait (s), slowdown (own median
-        over the median of the other ranks' own medians; `slowdown_lately` by means over the last 30 steps), what waiting for the rank cost over the whole run
-        (`lost_s`, `lost_ratio`), mean seconds by phase, samples; `culprit`: the verdict with the largest lost ratio,
-        or None; `verdicts`; `decisions`: plans with status, predicted and measured gain; `noise_scale` (samples) and
-        `noise_interval`; `samples`: trained, dropped, epochs, or None where the loop brings its own loader;
-        `staleness` of attached ranks' gradients: mean, max, or None; `metrics`: last values by name; `failure`;
-        `identical_parameters`; `partial`: whether the log lacks its end.
+        An object with "schema": 1 and these keys.
+
+        - `world_size`, `hosts` (by rank), `mode`, `backend`, `torch`, `script`, `started_at_s`, `steps`, `duration_s`
+        - `per_rank`: steps; medians of own time and wait, s; `slowdown`: own median over the median of the other
+          ranks' own medians; `slowdown_lately`: the same by means over the last 30 steps; what waiting for the rank
+          cost over the whole run (`lost_s`, `lost_ratio`); mean seconds by phase; samples
+        - `culprit`: the verdict with the largest lost ratio, or None; `verdicts`: all of them
+        - `decisions`: plans with status, predicted and measured gain
+        - `noise_scale` and `noise_interval`, samples; `metrics`: last values by name
+        - `samples`: trained, dropped, epochs; None where the loop brings its own loader, which nobody counts
+        - `staleness`: mean and max of attached ranks' gradients, versions; None without any
+        - `failure`; `identical_parameters`; `partial`: whether the log lacks its end
 
     Example:
         >>> steps = [StepTiming(rank, step, 0.0, forward_s=0.1) for step in range(9) for rank in range(2)]

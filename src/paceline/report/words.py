@@ -10,7 +10,7 @@ from paceline.types import OWN_PHASES
 Summary = Mapping[str, Any]
 
 _WHY = {
-    "compute": "a slower {phase} pass",
+    "compute": "longer computing in {phase}",
     "data": "a late data loader",
     "gc": "garbage collection",
     "outside": "work outside the training step",
@@ -90,9 +90,9 @@ def why(verdict: Mapping[str, Any]) -> str:
 
     Example:
         >>> why({"cause": "compute", "phase": "backward"})
-        'a slower backward pass'
+        'longer computing in backward'
     """
-    return _WHY.get(verdict["cause"], verdict["cause"]).format(phase=verdict["phase"])
+    return _WHY.get(verdict["cause"], str(verdict["cause"])).replace("{phase}", verdict["phase"])
 
 
 def advice(cause: str, host: str, mode: str | None) -> str:
@@ -107,7 +107,7 @@ def advice(cause: str, host: str, mode: str | None) -> str:
         >>> advice("compute", "node0", "observe")
         'check clocks, temperature and co-located jobs on node0; or mode="auto" trains around it'
     """
-    first = _NEXT.get(cause, "look at {host}").format(host=host)
+    first = _NEXT.get(cause, "look at {host}").replace("{host}", host)
     return first if mode == "auto" else f'{first}; or mode="auto" trains around it'
 
 
@@ -183,16 +183,22 @@ def done(summary: Summary) -> str:
     plan, policy = f"plan {decision['epoch']}", policy_words(decision["policy"])
     match decision["status"]:
         case "adopted":
-            adopted = [d for d in summary["decisions"] if d["status"] == "adopted"]
-            later = adopted[adopted.index(decision) + 1 :]
-            steps = f"from step {decision['effective_step']} on"
-            if later:
-                steps = f"steps {decision['effective_step']} to {later[0]['effective_step'] - 1}"
-            back = "; then all ranks back into the ring" if later and later[0]["policy"]["name"] == "BSP" else ""
-            return f"{plan}, {steps}: {policy}{back}"
+            return _adopted_words(summary["decisions"], decision, f"{plan}: {policy}")
         case "advised":
             return f"nothing was changed (mode {summary['mode']}); advice: {policy}"
     return f"{plan} was {decision['status']}: {policy}"
+
+
+def _adopted_words(decisions: Sequence[Mapping[str, Any]], decision: Mapping[str, Any], what: str) -> str:
+    adopted = [d for d in decisions if d["status"] == "adopted"]
+    later = adopted[adopted.index(decision) + 1 :]
+    children = sorted(map(int, decision["policy"].get("parent_of", {})))
+    whom = f"rank {children[0]}" if len(children) == 1 else f"{len(children)} ranks"
+    if not later:
+        return f"from step {decision['effective_step']} on nobody waits for {whom} ({what})"
+    then = "all ranks were back in the ring" if later[0]["policy"]["name"] == "BSP" else "came another plan"
+    last = later[0]["effective_step"] - 1
+    return f"in steps {decision['effective_step']} to {last} nobody waited for {whom} ({what}); then {then}"
 
 
 def brought(summary: Summary) -> str | None:
@@ -290,7 +296,7 @@ def _verdict_lines(summary: Summary) -> list[str]:
         ]
     lines.append(f"done:   {done(summary)}")
     gained = brought(summary)
-    return [*lines, f"gained: {gained}"] if gained else lines
+    return [*lines, f"gain:   {gained}"] if gained else lines
 
 
 def _run_line(summary: Summary) -> str:

@@ -1,0 +1,103 @@
+"""Promise three: no run hangs. A rank that is killed, stopped or raises is named by the others, in a written report.
+
+`bench/failures.py` measures how long that takes; here only that it happens, for every kind and place.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+import paceline
+from paceline.act.local import Outcome, run_local
+from paceline.demo.faults import Faults
+from paceline.record import read
+from paceline.types import Fault, FaultKind, FaultPlan
+
+SLOW = 2
+
+
+def train(rank: int, run_dir: Path, plan: FaultPlan, mode: str, num_epochs: int) -> int:
+    faults = Faults(plan, rank)
+    slow = any(f.rank == rank and f.kind is FaultKind.COMPUTE for f in plan.faults)
+    ddp = DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    steps = 0
+    with paceline.attach(ddp, optimizer, mode=mode, run_dir=run_dir, peer_timeout_s=2.0) as pace:
+        loader = pace.data(TensorDataset(torch.randn(320, 4)), batch_size=4)
+        for _ in range(num_epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                loss = ddp(x).square().mean()
+                time.sleep(0.08 if slow else 0.01)
+                loss.backward()
+                optimizer.step()
+                faults.next_step()
+                steps += 1
+    return steps
+
+
+def run_with(tmp_path: Path, kind: FaultKind, rank: int, at: int, slow: bool, mode: str = "auto") -> list[Outcome]:
+    faults = [Fault(rank, kind, from_step=at, until_step=at + 1)]
+    if slow:
+        faults.append(Fault(SLOW, FaultKind.COMPUTE, 0.07))
+    # Long enough that nobody finishes before the fault; whoever goes on needs a few seconds for the rest.
+    return run_local(train, 4, tmp_path, FaultPlan(tuple(faults)), mode, 12, timeout_s=45.0)
+
+
+def report_of(tmp_path: Path) -> dict[str, Any]:
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    summary: dict[str, Any] = json.loads((tmp_path / "summary.json").read_text())
+    return summary
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "slow"),
+    [
+        (FaultKind.KILL, 1, False),
+        (FaultKind.KILL, 0, False),  # hosts the store and writes the log
+        (FaultKind.KILL, SLOW, True),  # attached
+        (FaultKind.KILL, 3, True),  # in the ring while another is attached
+        (FaultKind.STOP, 1, False),
+        (FaultKind.STOP, 0, True),
+        (FaultKind.RAISE, SLOW, True),
+        (FaultKind.RAISE, 0, False),
+    ],
+    ids=lambda value: str(getattr(value, "value", value)),
+)
+def test_the_others_name_the_lost_rank(kind: FaultKind, rank: int, slow: bool, tmp_path: Path) -> None:
+    # An attached rank's 25th own step comes well after it was attached; a ring member's 40th as well.
+    outcomes = run_with(tmp_path, kind, rank, at=25 if rank == SLOW else 40, slow=slow)
+    assert slow == any(line.kind == "update" for line in read(tmp_path)), "attached exactly when one is slow"
+    for outcome in outcomes:
+        if outcome.rank != rank:
+            assert outcome.error_type in ("PeerError", "PeerTimeout"), outcome
+            assert f"rank {rank} on host" in str(outcome.error)
+    summary = report_of(tmp_path)
+    assert summary["failure"]["rank"] == rank
+    assert summary["partial"] is True
+
+
+def test_the_ring_goes_on_without_a_stopped_attached_rank(tmp_path: Path) -> None:
+    outcomes = run_with(tmp_path, FaultKind.STOP, SLOW, at=25, slow=True)
+    assert [o.error for o in outcomes if o.rank != SLOW] == [None] * 3
+    assert all(o.value > 200 for o in outcomes if o.rank != SLOW)
+    assert report_of(tmp_path)["failure"]["rank"] == SLOW
+    assert any(line.kind == "event" and "goes on without it" in line.data["message"] for line in read(tmp_path))
+
+
+def test_an_exception_reaches_everybody_in_observe_mode_too(tmp_path: Path) -> None:
+    outcomes = run_with(tmp_path, FaultKind.RAISE, 1, at=10, slow=False, mode="observe")
+    assert outcomes[1].error_type == "RuntimeError"
+    for outcome in outcomes:
+        if outcome.rank != 1:
+            assert outcome.error_type == "PeerError"
+            assert "planted failure" in str(outcome.error)
