@@ -215,5 +215,5 @@ def test_learning_rate_follows_the_batch(rule, batch, scale):
 
 @pytest.mark.parametrize(("rule", "batch", "reference"), [("linear", 0, 1), ("sqrt", 1, 0), ("cubic", 1, 1)])
 def test_learning_rate_refuses_what_it_does_not_know(rule, batch, reference):
-    with pytest.raises(ValueError, match="got|unknown"):
+    with pytest.raises(ValueError, match=r"got|unknown"):
         lr_scale(rule, batch, reference)

@@ -218,11 +218,17 @@ class Controller:
             if forecast is None or forecast.mean_s <= 0:
                 return None
             times[rank] = forecast.mean_s
-        rows = list(state.recent.values())[-10:]
+        # Of a row that is not complete yet, the rank still missing may be the one that all others wait for.
+        rows = self._full_rows(state)[-10:]
         comm = median(min(t.wait_s for t in row.values()) for row in rows) if rows else 0.0
         # Before the noise scale is known, assume it equals the batch: half way between the two extremes.
         noise = state.noise if state.noise is not None else float(self.batch_size * len(self.hosts))
         return Conditions(times, comm, self.batch_size, noise, self.staleness_cost)
+
+    def _full_rows(self, state: ControllerState, since: int = 0) -> list[Mapping[Rank, StepTiming]]:
+        """The recent rows after step `since` in which every member has reported, oldest first."""
+        members = self._members(state.policy)
+        return [row for step, row in sorted(state.recent.items()) if step > since and len(row) == len(members)]
 
     def _members(self, policy: Policy) -> frozenset[Rank]:
         return frozenset(policy.ring) if isinstance(policy, AttachedRing) else frozenset(range(len(self.hosts)))
@@ -293,8 +299,7 @@ class Controller:
 
     def _progress(self, state: ControllerState, since: int) -> Baseline | None:
         """Median interval and mean batch of the recent full rows from step `since` on."""
-        members = self._members(state.policy)
-        rows = [row for step, row in state.recent.items() if step > since and len(row) == len(members)]
+        rows = self._full_rows(state, since)
         if not rows:
             return None
         interval = median(max(t.wall_s - t.expected_s for t in row.values()) for row in rows[-self.dwell_steps :])

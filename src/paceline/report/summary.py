@@ -110,7 +110,7 @@ def summarise(lines: Sequence[Line]) -> dict[str, Any]:
         "hosts": hosts,
         **{key: run.header.get(key) for key in ("mode", "backend", "torch", "script", "started_at_s")},
         "steps": max([*steps, *(update.version for update in run.updates)], default=0),
-        "duration_s": max([float(line.data.get("time_s") or 0.0) for line in run.lines], default=0.0),
+        "duration_s": _duration_s(run, end),
         "per_rank": _per_rank(run, hosts),
         "culprit": None if worst is None else {key: worst[key] for key in _CULPRIT_FIELDS},
         "verdicts": verdicts,
@@ -126,6 +126,12 @@ def summarise(lines: Sequence[Line]) -> dict[str, Any]:
     }
     strict: dict[str, Any] = _strict(summary)
     return strict
+
+
+def _duration_s(run: Run, end: Mapping[str, Any]) -> float:
+    """By the end line, after which metrics may have been added; else by the last line that has a time."""
+    times = [end.get("time_s")] if end else [line.data.get("time_s") for line in run.lines]
+    return max([float(time_s) for time_s in times if time_s is not None], default=0.0)
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -1,0 +1,416 @@
+"""The decision loop, in a cluster of virtual time that does what its plans say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.decide.controller import (
+    Adopted,
+    Controller,
+    ControllerState,
+    Gain,
+    Observation,
+    Plan,
+    Rejected,
+    plan_from_json,
+    policy_from_json,
+)
+from paceline.decide.estimate import updates_needed
+from paceline.policy.barrier import BSP
+from paceline.policy.ring import AttachedRing
+from paceline.predict.forecast import LastValue
+from paceline.types import NoiseScale, StepTiming, Update, Verdict
+
+BASE_S, COMM_S, BATCH = 0.05, 0.002, 32
+OwnTime = Callable[[int, int], float]  # (rank, update) -> seconds
+
+
+def timing(rank: int, step: int, own: float, wait: float = 0.0, expected: float = 0.0) -> StepTiming:
+    """A step whose own time is split over phases as usual."""
+    return StepTiming(
+        rank, step, 0.0, data_s=0.1 * own, backward_s=0.9 * own, wait_s=wait, expected_s=expected, samples=BATCH
+    )
+
+
+def steady(slow: dict[int, float] | None = None) -> OwnTime:
+    """Every rank takes the same, but for the slow ones."""
+    return lambda rank, _: (slow or {}).get(rank, BASE_S)
+
+
+@dataclass
+class Cluster:
+    """Runs updates in virtual time under the policy in force, tells the controller, and obeys its plans."""
+
+    own: OwnTime
+    controller: Controller = field(default_factory=lambda: Controller(hosts=("a", "a", "b", "b"), batch_size=BATCH))
+    noise: float = 0.0
+    agrees: bool = True
+    seed: int = 0
+    version: int = 0
+    policy: BSP | AttachedRing = field(default_factory=BSP)
+    seen: list[tuple[int, Any]] = field(default_factory=list)  # decisions, with the update after which they came
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.state = self.controller.init()
+        self.plan: Plan | None = None
+        self.children: dict[int, tuple[int, float, float]] = {}  # version begun at, own time, when it is done
+        self.now_s = 0.0
+
+    def tell(self, seen: Observation) -> None:
+        """Feed the controller and keep what it decides."""
+        self.state, decisions = self.controller.step(self.state, seen)
+        self.seen += [(self.version, decision) for decision in decisions]
+        for decision in decisions:
+            if isinstance(decision, Plan) and self.agrees:
+                self.plan = decision
+
+    def run(self, num_updates: int) -> Cluster:
+        """Run so many updates."""
+        for _ in range(num_updates):
+            if self.plan is not None and self.plan.effective_step <= self.version + 1:
+                self.switch(self.plan)
+            self.version += 1
+            self._update()
+        return self
+
+    def switch(self, plan: Plan) -> None:
+        """Every rank takes its new role."""
+        self.plan, self.policy = None, plan.policy
+        children = plan.policy.parent_of if isinstance(plan.policy, AttachedRing) else {}
+        self.children = {}
+        for child in sorted(children):
+            self._begin(child)
+        self.tell(Adopted(plan))
+
+    def _own_s(self, rank: int) -> float:
+        return self.own(rank, self.version) * self.rng.lognormvariate(0, self.noise)
+
+    def _begin(self, child: int) -> None:
+        own = self._own_s(child)
+        self.children[child] = (self.version, own, self.now_s + own)
+
+    def _update(self) -> None:
+        members = self.policy.ring if isinstance(self.policy, AttachedRing) else range(len(self.controller.hosts))
+        own = {rank: self._own_s(rank) for rank in members}
+        exchange_s = self.now_s + max(own.values())
+        self.now_s = exchange_s + COMM_S
+        if isinstance(self.policy, AttachedRing):
+            self._take_in_children(exchange_s, dict.fromkeys(members, BATCH))
+        for rank, seconds in own.items():
+            self.tell(timing(rank, self.version, seconds, wait=max(own.values()) - seconds + COMM_S))
+
+    def _take_in_children(self, exchange_s: float, contributions: dict[int, int]) -> None:
+        done = [child for child, (_, _, at_s) in self.children.items() if at_s < exchange_s]
+        staleness = {child: self.version - 1 - self.children[child][0] for child in done}
+        self.tell(Update(self.version, {**contributions, **dict.fromkeys(done, BATCH)}, {}, staleness, 1.0))
+        for child in done:
+            begun, seconds, _ = self.children[child]
+            self.tell(timing(child, begun, seconds))
+            self._begin(child)
+
+    def of(self, kind: type) -> list[Any]:
+        """The decisions of one kind."""
+        return [decision for _, decision in self.seen if isinstance(decision, kind)]
+
+
+# From a slow rank to a plan
+
+
+def test_a_slow_rank_is_named_once_and_a_plan_made_once():
+    cluster = Cluster(steady({2: 0.25}), noise=0.05, agrees=False).run(200)
+    (named,) = cluster.of(Verdict)
+    (plan,) = cluster.of(Plan)
+    assert (named.rank, named.host, named.cause) == (2, "b", "compute")
+    assert plan.policy == AttachedRing((0, 1, 3), {2: plan.policy.parent_of[2]}, 16)
+    assert plan.epoch == 1
+    assert plan.predicted_gain > 3
+    assert "rank 2" in plan.reason
+    assert cluster.state.pending == plan
+    kinds = [type(decision) for _, decision in cluster.seen]
+    assert kinds == [Verdict, Plan]
+    assert cluster.seen[1][0] < 15
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_slow_rank_no_plan(seed):
+    assert Cluster(steady(), noise=0.1, seed=seed).run(500).seen == []
+
+
+def test_a_slow_rank_that_costs_too_little_is_named_but_left_in_the_ring():
+    cluster = Cluster(steady({1: 0.058}), noise=0.01).run(60)
+    assert [v.rank for v in cluster.of(Verdict)] == [1]
+    assert cluster.of(Plan) == []
+
+
+def test_two_slow_ranks_end_up_attached():
+    cluster = Cluster(steady({1: 0.25, 3: 0.2}), noise=0.05).run(100)
+    assert {v.rank for v in cluster.of(Verdict)} == {1, 3}
+    assert set(cluster.policy.parent_of) == {1, 3}
+
+
+@pytest.mark.parametrize(("fence_s", "margin"), [(0.0, 2), (0.3, 2), (1.0, 4), (5.0, 20)])
+def test_a_plan_takes_effect_when_it_can_have_reached_everybody(fence_s, margin):
+    controller = Controller(hosts=("a",) * 4, batch_size=BATCH, fence_s=fence_s)
+    cluster = Cluster(steady({2: 0.25}), controller, agrees=False).run(20)
+    ((decided, plan),) = [(at, d) for at, d in cluster.seen if isinstance(d, Plan)]
+    assert plan.effective_step == decided + margin  # an update takes 252 ms
+
+
+@pytest.mark.parametrize(("rule", "scale"), [("linear", 0.793), ("sqrt", 0.8905), ("none", 1.0)])
+def test_a_plan_says_what_becomes_of_the_learning_rate(rule, scale):
+    controller = Controller(hosts=("a",) * 4, batch_size=BATCH, lr_rule=rule)
+    (plan,) = Cluster(steady({2: 0.25}), controller, agrees=False).run(20).of(Plan)
+    assert plan.lr_scale == pytest.approx(scale, abs=0.001)  # (3 + 1 / (250 / 52 + 1)) / 4
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 20])
+def test_timings_that_come_rank_by_rank_lead_to_the_same_plan(size):
+    rows = [
+        [timing(r, step, 0.25 if r == 3 else BASE_S, 0.202 if r != 3 else 0.002) for r in range(4)]
+        for step in range(1, 21)
+    ]
+    controller = Controller(hosts=("a",) * 4, batch_size=BATCH)
+
+    def first_plan(timings: Iterable[StepTiming]) -> Plan:
+        state = controller.init()
+        for seen in timings:
+            state, decisions = controller.step(state, seen)
+            for decision in decisions:
+                if isinstance(decision, Plan):
+                    return decision
+        raise AssertionError("no plan")
+
+    in_order = first_plan(t for row in rows for t in row)
+    blocks = [rows[i : i + size] for i in range(0, len(rows), size)]
+    by_rank = first_plan(row[rank] for block in blocks for rank in range(4) for row in block)
+    assert by_rank.policy == in_order.policy
+    assert by_rank.predicted_gain == pytest.approx(in_order.predicted_gain)
+    assert by_rank.effective_step >= in_order.effective_step  # never a step that some rank has already begun
+
+
+# Agreement
+
+
+def test_a_rejected_plan_is_made_again_with_the_same_number():
+    cluster = Cluster(steady({2: 0.25}), agrees=False).run(20)
+    (first,) = cluster.of(Plan)
+    cluster.tell(Rejected(first))
+    assert cluster.state.pending is None
+    cluster.run(1)
+    again = cluster.of(Plan)[1:]
+    assert [plan.epoch for plan in again] == [1]
+    assert again[0].policy == first.policy
+    assert again[0].effective_step > first.effective_step
+    cluster.run(30)
+    assert len(cluster.of(Plan)) == 2
+
+
+def test_after_a_change_nothing_is_planned_for_the_dwell():
+    recovered_at = 14
+    cluster = Cluster(lambda rank, version: 0.25 if rank == 2 and version < recovered_at else BASE_S)
+    cluster.run(14)
+    assert isinstance(cluster.policy, AttachedRing)
+    (plan,) = cluster.of(Plan)
+    cluster.run(200)
+    back = cluster.of(Plan)[1]
+    made_at = next(at for at, d in cluster.seen if d is back)
+    assert made_at >= plan.effective_step + cluster.controller.dwell_steps
+    assert made_at < plan.effective_step + cluster.controller.dwell_steps + 15
+
+
+# What it brought
+
+
+def cost(interval_s: float, batch: float, noise: float = 4.0 * BATCH) -> float:
+    """Time per unit of progress."""
+    return interval_s * updates_needed(batch, noise)
+
+
+@pytest.mark.parametrize("noise_scale", [None, 10.0, 5000.0])
+def test_the_gain_is_measured_once_and_true(noise_scale):
+    cluster = Cluster(steady({2: 0.25}), noise=0.03)
+    if noise_scale is not None:
+        cluster.tell(NoiseScale(0, noise_scale, 0.0, 1e6, 9))
+    cluster.run(150)
+    (gain,) = cluster.of(Gain)
+    (plan,) = cluster.of(Plan)
+    assert (gain.epoch, gain.predicted) == (1, plan.predicted_gain)
+    assert gain.interval_before_s == pytest.approx(0.252, rel=0.1)
+    assert gain.interval_after_s == pytest.approx(0.052, rel=0.1)
+    assert gain.batch_before == 4 * BATCH
+    assert gain.batch_after == pytest.approx((3 + 1 / 5.5) * BATCH, rel=0.05)
+    phi = noise_scale or 4.0 * BATCH
+    truth = cost(0.252, 4 * BATCH, phi) / cost(0.053, (3 + 1 / 5.5) * BATCH, phi)
+    assert gain.measured == pytest.approx(truth, rel=0.1)
+    assert gain.measured == pytest.approx(gain.predicted, rel=0.2)
+    measured_at = next(at for at, d in cluster.seen if isinstance(d, Gain))
+    assert measured_at == plan.effective_step + cluster.controller.dwell_steps
+
+
+def test_expected_time_is_no_part_of_the_interval():
+    cluster = Cluster(steady({2: 0.25}))
+    tell = cluster.tell
+
+    def with_checkpoints(seen: Observation) -> None:
+        late = isinstance(seen, StepTiming) and cluster.version > 15 and seen.rank == 0
+        tell(replace(seen, expected_s=3.0) if late and isinstance(seen, StepTiming) else seen)
+
+    cluster.tell = with_checkpoints  # type: ignore[method-assign]
+    (gain,) = cluster.run(60).of(Gain)
+    assert gain.interval_after_s == pytest.approx(0.052, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_that_has_recovered_goes_back_into_the_ring(seed):
+    recovered_at = 80
+    cluster = Cluster(
+        lambda rank, version: 0.25 if rank == 2 and version < recovered_at else BASE_S, noise=0.05, seed=seed
+    )
+    cluster.run(200)
+    there, back = cluster.of(Plan)
+    assert isinstance(there.policy, AttachedRing)
+    assert back.policy == BSP()
+    assert back.epoch == 2
+    assert back.lr_scale == 1.0
+    assert recovered_at < back.effective_step < recovered_at + 40
+    assert cluster.policy == BSP()
+    gains = cluster.of(Gain)
+    assert [gain.epoch for gain in gains] == [1, 2]
+    assert gains[1].batch_before == pytest.approx(3.5 * BATCH, rel=0.1)  # an equally fast child joins every other
+    assert gains[1].batch_after == 4 * BATCH
+    assert cluster.state.detector.members == frozenset(range(4))
+    assert [v.rank for v in cluster.of(Verdict)] == [2]
+
+
+def test_a_rank_that_is_slow_again_is_named_and_attached_again():
+    cluster = Cluster(lambda rank, version: 0.25 if rank == 2 and not 60 <= version < 160 else BASE_S, noise=0.05)
+    cluster.run(260)
+    assert [v.rank for v in cluster.of(Verdict)] == [2, 2]
+    assert [type(plan.policy) for plan in cluster.of(Plan)] == [AttachedRing, BSP, AttachedRing]
+
+
+def test_another_slow_rank_joins_the_attached():
+    cluster = Cluster(lambda rank, version: 0.25 if rank == 2 or (rank == 0 and version > 80) else BASE_S, noise=0.05)
+    cluster.run(160)
+    assert [set(plan.policy.parent_of) for plan in cluster.of(Plan)] == [{2}, {0, 2}]
+    assert cluster.state.detector.members == {1, 3}
+
+
+def test_a_gain_without_reported_updates_rests_on_the_estimate():
+    cluster = Cluster(steady({2: 0.25}))
+    tell = cluster.tell
+    cluster.tell = lambda seen: None if isinstance(seen, Update) else tell(seen)  # type: ignore[method-assign]
+    (gain,) = cluster.run(60).of(Gain)
+    assert gain.batch_after == pytest.approx((3 + 1 / (250 / 52 + 1)) * BATCH, rel=0.01)
+
+
+def test_without_rows_before_it_a_gain_cannot_be_measured():
+    cluster = Cluster(steady(), agrees=False)
+    cluster.switch(Plan(1, 1, AttachedRing((0, 1, 3), {2: 0}), 1.0, 2.0, "as told"))
+    cluster.run(60)
+    assert cluster.of(Gain) == []
+
+
+# What a choice rests on
+
+
+def test_conditions_are_unknown_until_every_rank_is_known():
+    controller = Controller(hosts=("a",) * 3, batch_size=BATCH)
+    state = controller.init()
+    for rank in range(3):
+        assert controller.conditions(state) is None
+        state, _ = controller.step(state, timing(rank, 1, 0.1 * (rank + 1), wait=0.3 - 0.1 * rank))
+    given = controller.conditions(state)
+    assert given.own_times_s == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3})
+    assert given.comm_s == pytest.approx(0.1)
+    assert (given.batch_size, given.noise_scale) == (BATCH, 3 * BATCH)
+
+
+def test_a_rank_whose_steps_take_no_time_is_unknown():
+    controller = Controller(hosts=("a",))
+    state, _ = controller.step(controller.init(), timing(0, 1, 0.0))
+    assert controller.conditions(state) is None
+
+
+def test_an_incomplete_row_says_nothing_about_the_reduction():
+    controller = Controller(hosts=("a",) * 2, batch_size=BATCH)
+    state = controller.init()
+    for rank in range(2):
+        state, _ = controller.step(state, timing(rank, 1, 0.1, wait=0.01))
+    for step in range(2, 30):
+        state, _ = controller.step(state, timing(0, step, 0.1, wait=0.5))  # rank 1 has not told yet
+    assert controller.conditions(state).comm_s == pytest.approx(0.01)
+
+
+def test_the_newest_noise_scale_counts():
+    controller = Controller(hosts=("a",), batch_size=BATCH)
+    state, _ = controller.step(controller.init(), timing(0, 1, 0.1))
+    for value in (50.0, 700.0):
+        state, _ = controller.step(state, NoiseScale(1, value, 0.0, 1e4, 5))
+    assert controller.conditions(state).noise_scale == 700.0
+
+
+def test_a_step_with_an_expected_stretch_teaches_the_forecast_nothing():
+    controller = Controller(hosts=("a",), forecaster=LastValue())
+    state, _ = controller.step(controller.init(), timing(0, 1, 0.1))
+    state, _ = controller.step(state, timing(0, 2, 0.9, expected=2.0))
+    assert controller.conditions(state).own_times_s[0] == pytest.approx(0.1)
+
+
+def test_stepping_is_pure_and_states_pickle():
+    cluster = Cluster(steady({2: 0.25}), noise=0.05).run(40)
+    state, kept = cluster.state, copy.deepcopy(cluster.state)
+    for seen in (timing(0, 41, BASE_S), Update(41, {0: 32}, {}, {}, 1.0), NoiseScale(41, 9.0, 1.0, 20.0, 3)):
+        answer = cluster.controller.step(state, seen)
+        assert state == kept
+        assert cluster.controller.step(kept, seen) == answer
+        assert isinstance(answer[0], ControllerState)
+        assert pickle.loads(pickle.dumps(answer)) == answer
+
+
+def test_what_is_remembered_is_bounded():
+    state = Cluster(steady({2: 0.25})).run(400).state
+    assert len(state.recent) <= 65
+    assert len(state.batches) <= 200
+
+
+# Plans as text
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> BSP | AttachedRing:
+    if draw(st.booleans()):
+        return BSP()
+    order = draw(st.permutations(range(6)))
+    x = draw(st.integers(1, 6))
+    parent_of = {child: draw(st.sampled_from(order[:x])) for child in order[x:]}
+    return AttachedRing(tuple(order[:x]), parent_of, draw(st.integers(0, 99)))
+
+
+@given(
+    policy=policies(),
+    epoch=st.integers(1, 99),
+    step=st.integers(1, 10**6),
+    scale=st.floats(0.01, 2),
+    gain=st.floats(0.5, 99),
+    reason=st.text(),
+)
+def test_a_plan_survives_json(policy, epoch, step, scale, gain, reason):
+    plan = Plan(epoch, step, policy, scale, gain, reason)
+    assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(ValueError, match="unknown policy 'ASP'"):
+        policy_from_json({"name": "ASP"})
