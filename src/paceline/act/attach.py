@@ -239,7 +239,7 @@ class AttachedPace(Pace):
             peers=self._peers,
             comm=CommThread(self._peers),
         )
-        self._session.coordinator = Coordinator(rank, world_size, store.clone(), self._peers, self._leader)
+        self._session.coordinator = Coordinator(rank, world_size, _own_connection(store), self._peers, self._leader)
         self._roles = RoleKeeper(self._session)
         self._mode = mode
         self._samples_norms = mode != "observe"
@@ -573,6 +573,15 @@ def _write_header(log: RunLog, world_size: int, hosts: tuple[str, ...], mode: st
     log.flush()
 
 
+def _own_connection(store: dist.Store) -> dist.Store:
+    """A connection for the coordinator's thread, so that its calls do not queue behind the training thread's."""
+    clone = getattr(store, "clone", None)  # not in every torch that we allow
+    try:
+        return clone() if clone is not None else store
+    except RuntimeError:  # not for every kind of store
+        return store
+
+
 def _log_to_stderr(host: str, rank: int) -> None:
     """Unless the application has set up logging, ours goes to stderr, each line saying whose it is."""
     if not logger.hasHandlers():
@@ -586,5 +595,5 @@ def _log_to_stderr(host: str, rank: int) -> None:
 def _group_timeout(group: dist.ProcessGroup) -> timedelta:
     """The user's own timeout, for our groups too."""
     with contextlib.suppress(Exception):
-        return group._get_backend(torch.device("cpu")).options._timeout  # type: ignore[no-any-return]
+        return group._get_backend(torch.device("cpu")).options._timeout
     return timedelta(minutes=30)

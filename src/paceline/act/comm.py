@@ -9,9 +9,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.act.peers import Peers, Ticket
+
+T = TypeVar("T")
 
 
 class CommThread:
@@ -28,7 +30,7 @@ class CommThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Any]) -> Ticket[Any]:
+    def submit(self, job: Callable[[], T]) -> Ticket[T]:
         """Queue a job.
 
         Args:
@@ -37,7 +39,7 @@ class CommThread:
         Returns:
             A ticket with what it returns or raises; fails at once when a peer does.
         """
-        ticket = self._peers.ticket()
+        ticket: Ticket[T] = self._peers.ticket()
         self._jobs.put((job, ticket))
         return ticket
 

@@ -114,7 +114,7 @@ class Coordinator(threading.Thread):
 
     def should_park(self) -> bool:
         """Whether a plan is coming that needs this attached rank to stand still."""
-        return self._board.get("prepare", 0) > self._status["adopted"]
+        return bool(self._board.get("prepare", 0) > self._status["adopted"])
 
     def park(self) -> Plan | None:
         """Stand still for the plan in preparation; the plan, once the ring has reached its fence."""

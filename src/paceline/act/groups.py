@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,12 +33,12 @@ def make_group(
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        backend: dist.Backend = dist.ProcessGroupNCCL(scoped, position, size, options)
+        backend: Any = dist.ProcessGroupNCCL(scoped, position, size, options)
         kind = dist.ProcessGroup.BackendType.NCCL
     else:
         backend = dist.ProcessGroupGloo(scoped, position, size, timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
     group._set_default_backend(kind)
     group._register_backend(device, kind, backend)
-    group._set_group_name(prefix)
+    group._set_group_name(prefix)  # type: ignore[arg-type]  # a NewType of str in newer versions
     return group

@@ -178,7 +178,7 @@ def _child(
             master_listen_fd=listen_fd,
         )
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
-        result = (function(rank, *args), None, None)
+        result: tuple[Any, str | None, str | None] = (function(rank, *args), None, None)
         code = 0
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)

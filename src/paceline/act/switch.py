@@ -109,7 +109,7 @@ class RoleKeeper:
             if session.rank == root:
                 data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
             dist.broadcast(data, root, group=session.world_group)
-            return data.cpu().numpy().tobytes()
+            return bytes(data.cpu().numpy())
 
         return session.peers.wait(session.comm.submit(job))
 

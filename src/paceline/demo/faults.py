@@ -85,7 +85,7 @@ class StandIn(nn.Module):
         if not (self.training and torch.is_grad_enabled()):
             return x
         time.sleep(self._forward_s + self._faults.seconds(FaultKind.FORWARD))
-        out: Tensor = _SleepInBackward.apply(x, self._backward_s + self._faults.seconds(FaultKind.COMPUTE))
+        out: Tensor = _SleepInBackward.apply(x, self._backward_s + self._faults.seconds(FaultKind.COMPUTE))  # type: ignore[no-untyped-call]
         return out
 
 

@@ -109,7 +109,7 @@ def _draw_steps(axes: Axes, lane: int, bars: dict[Phase, list[tuple[float, float
             for left, right in stretches
             for corner in ((left, bottom), (left, top), (right, top), (right, bottom), (left, bottom))
         ]
-        axes.add_patch(PathPatch(Path(corners, codes * len(stretches)), **_fill(phase)))
+        axes.add_artist(PathPatch(Path(corners, codes * len(stretches)), **_fill(phase)))  # the limits are set anyway
 
 
 def _draw_shares(axes: Axes, lane: int, timings: Sequence[StepTiming], end_s: float, most_bins: int) -> None:
