@@ -7,6 +7,7 @@ names it; the first line is the run itself. Reports, dashboards and replay read 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,16 +105,22 @@ class RunLog:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
+        self._lock = threading.Lock()
         _drop_unfinished_line(directory / LOG_NAME)
         self._file: IO[str] = (directory / LOG_NAME).open("a", encoding="utf-8")
 
     def write(self, kind: str, **data: Any) -> None:
         """Append one plain object."""
-        self._file.write(json.dumps({"kind": kind, **data}) + "\n")
+        self._append({"kind": kind, **data})
 
     def write_value(self, value: Any, **extra: Any) -> None:
         """Append one of the values of `types.py`."""
-        self._file.write(json.dumps({**encode(value), **extra}) + "\n")
+        self._append({**encode(value), **extra})
+
+    def _append(self, data: dict[str, Any]) -> None:
+        text = json.dumps(data) + "\n"
+        with self._lock:  # the training thread writes metrics, the coordinator's the rest
+            self._file.write(text)
 
     def flush(self) -> None:
         """Hand everything written so far to the operating system."""

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.act.local import Outcome, run_local
 from paceline.demo.faults import Faults
+from paceline.predict.detector import Detector
 from paceline.record import read
 from paceline.types import Fault, FaultKind, FaultPlan
 
@@ -101,3 +104,39 @@ def test_an_exception_reaches_everybody_in_observe_mode_too(tmp_path: Path) -> N
         if outcome.rank != 1:
             assert outcome.error_type == "PeerError"
             assert "planted failure" in str(outcome.error)
+
+
+def train_with_batch_norm(rank: int, run_dir: Path) -> None:
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    pace = paceline.attach(ddp, optimizer, mode="auto", run_dir=run_dir, peer_timeout_s=2.0)
+    for step in range(100):
+        if step == 10 and rank == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        ddp(torch.randn(4, 4)).sum().backward()
+        optimizer.step()
+    pace.close()
+
+
+def test_a_thread_stuck_in_the_backend_does_not_hang_the_process(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The others wait for rank 0's buffers inside DDP's forward, where no Python can reach them.
+    outcomes = run_local(train_with_batch_norm, 3, tmp_path, timeout_s=40.0)
+    assert [o.exitcode for o in outcomes[1:]] == [1, 1]
+    assert "rank 0 on host" in capfd.readouterr().err
+    assert report_of(tmp_path)["failure"]["rank"] == 0
+
+
+def train_with_a_broken_detector(_rank: int, run_dir: Path) -> int:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("planted in the detector")
+
+    Detector.observe = broken  # type: ignore[method-assign]  # in this forked process only
+    return train(_rank, run_dir, FaultPlan(), "auto", 1)
+
+
+def test_an_error_of_our_own_does_not_end_the_training(tmp_path: Path) -> None:
+    outcomes = run_local(train_with_a_broken_detector, 2, tmp_path)
+    assert [(o.error, o.value) for o in outcomes] == [(None, 40)] * 2
+    assert read(tmp_path)[-1].data["observed_to_the_end"] is False

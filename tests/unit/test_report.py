@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from paceline.record import Line, RunLog, read
-from paceline.report import page, words
+from paceline.report import charts, page, words
 from paceline.report.history import Run
 from paceline.report.summary import summarise, text, write_reports
 from paceline.types import NoiseScale, StepTiming, Update, Verdict
@@ -375,6 +375,28 @@ def test_many_ranks_show_the_slow_one_and_stay_small():
     assert "48 more ranks are not drawn" in Reader(html).text
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "num_steps", "one_by_one"), [(2, 390, True), (2, 410, False), (16, 130, False), (1, 1, True)]
+)
+def test_steps_are_drawn_one_by_one_while_they_can_be_seen(num_ranks, num_steps, one_by_one):
+    log = Memory()
+    start(log, hosts=["node0"] * num_ranks)
+    for step in range(1, num_steps + 1):
+        for rank in range(num_ranks):
+            log.write_value(timing(rank, step, step * 0.05))
+    bars = len(re.findall("[zZ]", " ".join(re.findall(r' d="([^"]*)"', charts.timeline(Run.of(log))))))
+    assert (bars >= 2 * num_ranks * num_steps) is one_by_one
+
+
+def test_long_curves_are_thinned():
+    log = Memory()
+    start(log)
+    for step in range(1, 3001):
+        for rank in range(4):
+            log.write_value(timing(rank, step, step * 0.1, own_s=0.03 + 0.001 * (step * 7919 % 31), wait_s=0.01))
+    assert len(charts.own_and_wait(Run.of(log))) < 50_000
+
+
 def test_the_page_needs_nothing_from_outside_and_is_the_same_every_time(tmp_path):
     finish(attached_run(tmp_path))
     lines = read(tmp_path)
@@ -388,7 +410,7 @@ def test_the_page_needs_nothing_from_outside_and_is_the_same_every_time(tmp_path
 
 
 def test_everything_from_the_log_is_escaped(tmp_path):
-    evil = "<script>alert(1)</script>\"'&$x$_{}"
+    evil = "$x$<script>alert(1)</script>\"'&_{}"
     with RunLog(tmp_path) as log:
         log.write("run", schema=1, world_size=4, hosts=[evil] * 4, mode=evil, backend=evil, torch=evil, script=evil)
         lockstep(log, range(1, 31), slow=2)
@@ -405,6 +427,7 @@ def test_everything_from_the_log_is_escaped(tmp_path):
     reader = Reader(html)
     assert "script" not in reader.tags
     assert f"rank 1 on {evil}: {evil}" in reader.text
+    assert "rank 1 on $x$<script>aler… (failed)" in reader.text  # in the chart: no formula either
 
 
 def test_numbers_that_are_not_finite_become_strict_json(tmp_path):
@@ -498,8 +521,6 @@ def test_without_matplotlib_the_page_has_tables_and_says_how_to_get_charts(tmp_p
 
 @pytest.mark.parametrize("broken", ["draw_all", "render"])
 def test_an_error_while_drawing_loses_neither_summary_nor_run(tmp_path, monkeypatch, caplog, broken):
-    from paceline.report import charts
-
     def fail(*_args, **_kwargs):
         raise ZeroDivisionError("planted")
 

@@ -265,7 +265,7 @@ class AttachedPace(Pace):
         self._watchdog = Watchdog(
             self._peers,
             last_contact=lambda: session.coordinator.last_contact,
-            is_blocked=lambda: session.clock.idle_s() > 1.0,
+            is_blocked=lambda: session.clock.idle_s() > 2.0,
             on_failure=self._report_failure,
         )
         session.coordinator.start()
@@ -475,9 +475,12 @@ class AttachedPace(Pace):
     # ---- failure -------------------------------------------------------------------------------------------------
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if exc is not None:
-            self.fail(exc)
+        cause = None if exc is None else self._explained(exc)
+        if cause is not None:
+            self.fail(cause)
         self.close()
+        if cause is not exc and cause is not None:
+            raise cause from exc
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one ends with `error`; called for every exception that leaves the loop."""
@@ -490,12 +493,16 @@ class AttachedPace(Pace):
         while self._peers.failure is None and time.monotonic() < deadline:
             time.sleep(0.02)  # until the news is out: this process may be about to end
 
+    def _explained(self, error: BaseException) -> BaseException:
+        """The failure of a peer behind an error of the transport; any other error as it is."""
+        is_transport = isinstance(error, RuntimeError) and "onnection closed by peer" in str(error)
+        return self._peers.explain(error) if is_transport else error
+
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        if self._peers.broken is not None or (isinstance(error, RuntimeError) and "onnection closed" in str(error)):
-            cause = self._peers.explain(error)
-            if isinstance(cause, PeerError) and cause is not error:
-                cause.__cause__ = error
-                kind, error, tb = type(cause), cause, None
+        cause = self._explained(error)
+        if cause is not error:
+            cause.__cause__ = error
+            kind, error, tb = type(cause), cause, None
         self.fail(error)
         self._excepthook(kind, error, tb)
 

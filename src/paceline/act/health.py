@@ -43,13 +43,15 @@ class Health:
         self._now = now
         self._last_call = now()
         self._seen = [(-1, self._last_call)] * len(members)
+        self._ring_steps = (-1, self._last_call)
         self.silent: set[Rank] = set()
 
     def judge(self, statuses: Sequence[dict[str, Any]], attached: Collection[Rank]) -> Loss | None:
         """Return the first rank that has failed, or None.
 
         An attached rank that is merely silent (stopped, swapping, frozen) is only a very slow rank: it goes into
-        `silent` and the ring trains on, unless the ring stands still for it or has finished.
+        `silent` and the ring trains on, unless the ring stands still (for it, in a collective of the user's) or has
+        finished.
 
         Args:
             statuses: Every rank's latest status.
@@ -58,9 +60,14 @@ class Health:
         now = self._now()
         if now - self._last_call > 2.0:  # this process was asleep: the silence of others proves nothing
             self._seen = [(beat, now) for beat, _ in self._seen]
+            self._ring_steps = (self._ring_steps[0], now)
         self._last_call = now
         suspected = any(status["suspicion"] for status in statuses)
         closing = any(status["closing"] for status in statuses)
+        steps = sum(status["next"] for rank, status in enumerate(statuses) if rank not in attached)
+        if steps != self._ring_steps[0]:
+            self._ring_steps = (steps, now)
+        ring_stands = now - self._ring_steps[1] > self._limit_s
         for rank, status in enumerate(statuses):
             if status["failure"]:
                 return Loss(rank, status["failure"], silent=False)
@@ -76,7 +83,7 @@ class Health:
                 return Loss(rank, "its process is gone (killed?)", silent=False)
             limit = min(self._limit_s, 3.0) if suspected and state is None else self._limit_s
             if silence > limit:
-                if rank in attached and not closing:
+                if rank in attached and not closing and not ring_stands:
                     self.silent.add(rank)
                     continue
                 what = "its process is stopped" if state == "stopped" else "killed, stopped or cut off"

@@ -7,11 +7,12 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from paceline.act.coordinator import Board, ReadBatch, Status
 from paceline.act.health import Health, Member
+from paceline.act.negotiation import Negotiator
 from paceline.decide.controller import Adopted, Controller, Gain, Observation, Plan, Rejected
 from paceline.errors import PeerError
 from paceline.measure.noise import NoiseEstimator
@@ -20,22 +21,6 @@ from paceline.record import RunLog, decode
 from paceline.types import NormSample, Rank, Verdict
 
 logger = logging.getLogger("paceline")
-_MAX_ATTEMPTS = 5
-_MARGIN_S = 0.35  # how far ahead a proposal's fence lies: a few ticks of every rank's coordinator
-
-
-@dataclass(frozen=True, slots=True)
-class Negotiation:
-    """A plan on its way to every rank: `stage` is park, arm or commit."""
-
-    plan: Plan
-    stage: str
-    attempt: int = 0
-
-    @property
-    def key(self) -> list[int]:
-        """Identifies this attempt; never reused, since a rejected plan's epoch is used again."""
-        return [self.plan.epoch, self.attempt]
 
 
 class Leader:
@@ -62,14 +47,12 @@ class Leader:
         self._noise = NoiseEstimator()
         self._norms: dict[int, list[NormSample]] = defaultdict(list)
         self._read = [0] * len(members)
-        self._negotiation: Negotiation | None = None
-        self._attempts = 0
+        self._negotiator = Negotiator()
         self._advised_for: frozenset[Rank] | None = None
-        self._decision: dict[str, Any] | None = None
-        self._prepare = 0
         self._beat = 0
         self._board: Board = {}
         self._ended = False
+        self._broken = False  # an error of our own: what was measured so far stands, the report is partial
         self._silent: set[Rank] = set()
         self._last_flush = 0.0
 
@@ -89,32 +72,47 @@ class Leader:
         self._beat += 1
         if self._ended:  # only the last word goes on being told
             return {**self._board, "beat": self._beat, "all_closed": all(s["closed"] for s in statuses)}
-        for rank, status in enumerate(statuses):
-            for number in range(self._read[rank], status["batches"]):
-                for data in read_batch(rank, number):
-                    self._take_in(decode(data))
-            self._read[rank] = status["batches"]
+        try:
+            self._take_in_news(statuses, read_batch)
+        except Exception:  # measuring and deciding must never be what ends a training
+            logger.exception("paceline stops observing after an error of its own; the training goes on")
+            self._broken = True
+            self._negotiator.abandon()
+        ring = [status for rank, status in enumerate(statuses) if rank not in self.attached]
         loss = self._health.judge(statuses, self.attached)
+        self._board = {
+            "beat": self._beat,
+            **self._negotiator.board(self.attached),
+            "over": max(status["over"] for status in ring) if self.attached else -1,
+            "fence": max(status["fence"] for status in ring),
+            "failure": None if loss is None else asdict(loss),
+            "all_closed": all(status["closed"] for status in statuses),
+        }
+        return self._board
+
+    def _take_in_news(self, statuses: list[Status], read_batch: ReadBatch) -> None:
+        for rank, status in enumerate(statuses):
+            while self._read[rank] < status["batches"]:
+                batch = read_batch(rank, self._read[rank])
+                self._read[rank] += 1  # first: a batch is gone once it is read, whatever comes of it
+                for data in batch if not self._broken else ():
+                    self._take_in(decode(data))
+        if self._broken and self._negotiator.stage != "commit":
+            return
         self._note_silent()
-        self._negotiate(statuses)
+        self._withdraw_advice()
+        ended = self._negotiator.tick(statuses, self.attached, self._pace_s(), self.now_s)
+        if ended is not None:
+            how, plan = ended
+            self._write_plan(plan, how)
+            self._observe(Adopted(plan) if how == "adopted" else Rejected(plan))
         if self.now_s - self._last_flush > 1.0:
             self._last_flush = self.now_s
             self.log.flush()
-        ring = [s for rank, s in enumerate(statuses) if rank not in self.attached]
-        negotiation = self._negotiation
-        self._board = {
-            "beat": self._beat,
-            "prepare": self._prepare,
-            "proposal": None
-            if negotiation is None or negotiation.stage == "park"
-            else {"key": negotiation.key, "plan": negotiation.plan.to_json()},
-            "decision": self._decision,
-            "over": max(s["over"] for s in ring) if self.attached else -1,
-            "fence": max(s["fence"] for s in ring),
-            "failure": None if loss is None else asdict(loss),
-            "all_closed": all(s["closed"] for s in statuses),
-        }
-        return self._board
+
+    def _pace_s(self) -> float:
+        given = self._controller.conditions(self._state)
+        return max(given.own_times_s[rank] for rank in self._ring_ranks()) if given else 0.1
 
     def _take_in(self, value: Any) -> None:
         if isinstance(value, NormSample):
@@ -169,52 +167,14 @@ class Leader:
             return
         self._write_plan(plan, "proposed")
         logger.info("plan %d: %s", plan.epoch, plan.reason)
-        self._negotiation = Negotiation(plan, "park")
-        self._prepare = plan.epoch if self.attached else 0
+        self._negotiator.start(plan, self.now_s)
 
-    def _negotiate(self, statuses: list[Status]) -> None:
-        negotiation = self._negotiation
-        if negotiation is None:
-            if self._advised_for is not None and self._state.named != self._advised_for:
-                self._advised_for = None  # the situation has changed: advise anew
-                if self._state.pending is not None:
-                    self._observe(Rejected(self._state.pending))
-            return
-        match negotiation.stage:
-            case "park":
-                if all(statuses[rank]["parked"] == negotiation.plan.epoch for rank in self.attached):
-                    self._propose(negotiation.plan, statuses)
-            case "arm":
-                answers = [(s["armed"], s["refused"]) for s in statuses]
-                if any(refused == negotiation.key for _, refused in answers):
-                    self._decision = {"key": negotiation.key, "commit": False}
-                    self._retry(negotiation.plan, statuses)
-                elif all(armed == negotiation.key for armed, _ in answers):
-                    self._decision = {"key": negotiation.key, "commit": True}
-                    self._negotiation = replace(negotiation, stage="commit")
-            case "commit":
-                if all(s["adopted"] == negotiation.plan.epoch for s in statuses):
-                    self._negotiation, self._prepare = None, 0
-                    self._write_plan(negotiation.plan, "adopted")
-                    self._observe(Adopted(negotiation.plan))
-
-    def _propose(self, plan: Plan, statuses: list[Status]) -> None:
-        self._attempts += 1
-        given = self._controller.conditions(self._state)
-        pace_s = max(given.own_times_s[rank] for rank in self._ring_ranks()) if given else 0.1
-        ahead = max(2, math.ceil(_MARGIN_S / pace_s))
-        step = max(statuses[rank]["next"] for rank in self._ring_ranks()) + ahead
-        self._negotiation = Negotiation(replace(plan, effective_step=step), "arm", self._attempts)
-
-    def _retry(self, plan: Plan, statuses: list[Status]) -> None:
-        if self._attempts % _MAX_ATTEMPTS:
-            self._propose(plan, statuses)
-            return
-        self._attempts += 1
-        self._negotiation, self._prepare = None, 0
-        self._write_plan(plan, "rejected")
-        logger.warning("plan %d could not be agreed on in %d attempts; staying as we are", plan.epoch, _MAX_ATTEMPTS)
-        self._observe(Rejected(plan))
+    def _withdraw_advice(self) -> None:
+        """Advice holds for the slow ranks it was given for; when they change, advise anew."""
+        if self._advised_for is not None and self._state.named != self._advised_for:
+            self._advised_for = None
+            if self._state.pending is not None:
+                self._observe(Rejected(self._state.pending))
 
     def _ring_ranks(self) -> list[Rank]:
         return [rank for rank in range(len(self._members)) if rank not in self.attached]
@@ -246,6 +206,7 @@ class Leader:
             time_s=round(self.now_s, 4),
             samples=counts,
             noise_scale=self._state.noise,
+            observed_to_the_end=not self._broken,
             identical_parameters=None if None in hashes or not hashes else len(set(hashes)) == 1,
         )
         self._end_log()

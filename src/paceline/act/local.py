@@ -24,6 +24,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
+Pipes = list[tuple[Connection, Connection]]
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -80,7 +82,7 @@ def run_local(
     listener = socket.create_server(("127.0.0.1", 0))  # bound before the fork: no race for the port
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     children = [
-        context.Process(target=_child, args=(rank, num_ranks, listener, pipes[rank][1], function, args))
+        context.Process(target=_child, args=(rank, num_ranks, listener, pipes, function, args))
         for rank in range(num_ranks)
     ]
     sys.stdout.flush()
@@ -160,8 +162,13 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _child(
-    rank: int, num_ranks: int, listener: socket.socket, pipe: Connection, function: Callable[..., Any], args: Any
+    rank: int, num_ranks: int, listener: socket.socket, pipes: Pipes, function: Callable[..., Any], args: Any
 ) -> None:
+    pipe = pipes[rank][1]
+    for other, (reader, writer) in enumerate(pipes):  # or nobody would notice when another rank's end closes
+        reader.close()
+        if other != rank:
+            writer.close()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
     port = listener.getsockname()[1]

@@ -184,7 +184,7 @@ class Watchdog(threading.Thread):
         last_contact: Callable[[], float],
         is_blocked: Callable[[], bool],
         on_failure: Callable[[], None],
-        grace_s: float = 1.5,
+        grace_s: float = 2.5,
     ) -> None:
         super().__init__(name="paceline-watchdog", daemon=True)
         self._peers = peers

@@ -145,7 +145,8 @@ def noise(run: Run) -> str | None:
         axes = figure.add_subplot()
         times = [time_s for time_s, _ in points]
         settled = [n.value for _, n in points[len(points) // 4 :]]
-        top = 2.5 * max(settled)
+        # First estimates can be wild; they must not flatten the rest.
+        top = max(1.6 * max(settled), min(1.15 * max(n.value for _, n in points), 10.0 * max(settled)))
         highs = [min(n.high, 10 * top) for _, n in points]  # an endless interval ends beyond the picture
         axes.fill_between(
             times, [n.low for _, n in points], highs, color="#56B4E9", alpha=0.3, linewidth=0, label="95 % interval"
