@@ -7,6 +7,7 @@ names it; the first line is the run itself. Reports, dashboards and replay read 
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ _KINDS: dict[str, type[Any]] = {
     "update": Update,
 }
 _KIND_OF = {cls: kind for kind, cls in _KINDS.items()}
+_UNBOUNDED = ("value", "high", "slowdown")  # the numbers of ours that may be infinite
 _INT_KEYED = (
     "contributions",
     "dropped",
@@ -72,12 +74,24 @@ def decode(data: Mapping[str, Any]) -> Any:
     for key in _INT_KEYED:
         if key in fields:
             fields[key] = {int(k): v for k, v in fields[key].items()}
+    for key in _UNBOUNDED:
+        if key in fields and fields[key] is None:
+            fields[key] = math.inf
     return cls(**fields)
 
 
 def _compact(name: str, value: Any) -> Any:
     """Round times to 0.1 microseconds: half the size, and finer than any clock that made them."""
     return round(value, 7) if name.endswith("_s") and isinstance(value, float) else value
+
+
+def _strict(value: Any) -> Any:
+    """JSON knows no infinity: written as null, and read back as infinity where a field must be a number."""
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _drop_unfinished_line(path: Path) -> None:
@@ -118,7 +132,7 @@ class RunLog:
         self._append({**encode(value), **extra})
 
     def _append(self, data: dict[str, Any]) -> None:
-        text = json.dumps(data) + "\n"
+        text = json.dumps(_strict(data), allow_nan=False) + "\n"
         with self._lock:  # the training thread writes metrics, the coordinator's the rest
             self._file.write(text)
 

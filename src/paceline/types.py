@@ -41,8 +41,8 @@ class StepTiming:
 
     Args:
         rank: Who.
-        step: Number of the gradient exchange that this step ended with, from 1; for an attached rank the version
-            its parameters had.
+        step: Number of the gradient exchange that this step ended with, from 1. An attached rank's is one more than
+            the version its parameters had: the ring's step that it ran beside at first.
         started_s: When the step began, seconds since this rank attached. Never compare between hosts.
         data_s, forward_s, backward_s, optimizer_s, gc_s, other_s: Own work, seconds, >= 0.
         wait_s: Waiting for other ranks (gradient reduction, buffer broadcast at forward entry), seconds, >= 0.

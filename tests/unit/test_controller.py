@@ -353,6 +353,19 @@ def test_an_incomplete_row_says_nothing_about_the_reduction():
     assert controller.conditions(state).comm_s == pytest.approx(0.01)
 
 
+def test_no_plan_rests_on_a_rank_nobody_knows():
+    cluster = Cluster(steady({2: 0.25}))
+    tell = cluster.tell
+
+    def always_expected(seen: Observation) -> None:  # rank 3 does something announced in every single step
+        tell(replace(seen, expected_s=0.01) if isinstance(seen, StepTiming) and seen.rank == 3 else seen)
+
+    cluster.tell = always_expected  # type: ignore[method-assign]
+    cluster.run(40)
+    assert [v.rank for v in cluster.of(Verdict)] == [2]
+    assert cluster.of(Plan) == []
+
+
 def test_the_newest_noise_scale_counts():
     controller = Controller(hosts=("a",), batch_size=BATCH)
     state, _ = controller.step(controller.init(), timing(0, 1, 0.1))

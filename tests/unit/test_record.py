@@ -177,6 +177,18 @@ def test_a_log_begins_with_the_run(tmp_path, text, got):
         read(tmp_path)
 
 
-def test_an_infinite_noise_scale_survives():
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_infinity_is_written_as_json_that_everybody_reads_and_comes_back(tmp_path):
     noise = NoiseScale(3, math.inf, 0.0, math.inf, 5)
-    assert decode(json.loads(json.dumps(encode(noise)))) == noise
+    verdict = Verdict(9, 1, "a", "data", "data", math.inf, 0.2, 1.0, 4, "slow")
+    with RunLog(tmp_path) as log:
+        log.write("run", schema=SCHEMA_VERSION, deep={"list": [1.5, -math.inf]}, nothing=math.nan)
+        log.write_value(noise)
+        log.write_value(verdict)
+    text = (tmp_path / LOG_NAME).read_text(encoding="utf-8")
+    first, *_ = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+    assert (first["deep"], first["nothing"]) == ({"list": [1.5, None]}, None)
+    assert [line.value for line in read(tmp_path)] == [None, noise, verdict]

@@ -224,7 +224,7 @@ class AttachedPace(Pace):
             controller = Controller(hosts, lr_rule=lr_rule, selector=Selector(max_staleness=max_staleness))
             log = RunLog(self.run_dir)
             _write_header(log, world_size, hosts, mode, peer_timeout_s)
-            self._leader = Leader(controller, log, members, self._peers.silence_s, acts=False)
+            self._leader = Leader(controller, log, members, self._peers.silence_s, advises=mode != "observe")
         self._session = Session(
             rank=rank,
             world_size=world_size,
@@ -442,10 +442,10 @@ class AttachedPace(Pace):
         except PeerError as error:
             logger.error("at the end of the training: %s", error)
 
-    def _sample_counts(self) -> dict[str, int]:
+    def _sample_counts(self) -> dict[str, int] | None:
         ledger = self._session.ledger
         if ledger is None:
-            return {"trained": 0, "dropped": 0, "epochs": 0}
+            return None  # the loop brings its own loader, and nobody knows
         unsettled = sum(len(lease) for lease in ledger.leases.values())
         return {
             "trained": ledger.total_trained + ledger.trained,

@@ -31,14 +31,15 @@ class Leader:
         log: The run log.
         members: Where every rank runs.
         limit_s: Silence after which a rank counts as failed, seconds.
-        acts: Whether plans are carried out; otherwise they are advice.
+        advises: Whether plans that are not carried out are logged as advice.
     """
 
     def __init__(
-        self, controller: Controller, log: RunLog, members: Sequence[Member], limit_s: float, acts: bool
+        self, controller: Controller, log: RunLog, members: Sequence[Member], limit_s: float, advises: bool
     ) -> None:
         self.log = log
-        self.acts = acts
+        self.acts = False  # until the loop takes leased batches
+        self._advises = advises
         self._controller = controller
         self._state = controller.init()
         self._health = Health(members, limit_s, time.monotonic)
@@ -162,8 +163,9 @@ class Leader:
     def _start_negotiation(self, plan: Plan) -> None:
         if not self.acts:
             self._advised_for = self._state.named
-            self._write_plan(plan, "advised")
-            logger.info("advice: %s", plan.reason)
+            if self._advises:
+                self._write_plan(plan, "advised")
+                logger.info("advice: %s", plan.reason)
             return
         self._write_plan(plan, "proposed")
         logger.info("plan %d: %s", plan.epoch, plan.reason)

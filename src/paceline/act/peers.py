@@ -7,6 +7,7 @@ and nobody waits for it.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ import torch
 
 from paceline.errors import PeerError, PeerTimeout
 
+logger = logging.getLogger("paceline")
 T = TypeVar("T")
 _POLL_S = 0.05
 
@@ -217,8 +219,9 @@ class Watchdog(threading.Thread):
     def _end(self, failure: PeerError) -> None:
         try:
             self._on_failure()
-        finally:
-            self.reported.set()
+        except Exception:
+            logger.exception("the report of the failed run could not be written")
+        self.reported.set()
         self._closing.wait(self._grace_s)
         if not self._peers.delivered and self._is_blocked() and not self._closing.is_set():
             host = self._peers.hosts[self._peers.rank]
