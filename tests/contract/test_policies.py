@@ -50,6 +50,7 @@ class Shell:
     broken: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.policy = copy.deepcopy(self.policy)  # a policy that changed itself must not spoil the next example
         self.state = self.policy.init(self.ranks)
         self.computing = dict.fromkeys(self.ranks, 0)
 

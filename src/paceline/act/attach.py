@@ -42,7 +42,7 @@ from paceline.decide.controller import Controller
 from paceline.decide.estimate import LrRule
 from paceline.decide.ledger import Lease, Ledger
 from paceline.decide.selector import Selector
-from paceline.errors import ConfigError, PeerError
+from paceline.errors import ConfigError, PacelineError, PeerError
 from paceline.measure import taps
 from paceline.measure.timers import GcTimer, StepClock
 from paceline.record import LOG_NAME, SCHEMA_VERSION, RunLog
@@ -332,6 +332,11 @@ class AttachedPace(Pace):
 
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """A bucket of gradients is ready, and nobody has been waited for yet."""
+        if self._closed and not self._roles.can_train_on:
+            raise PacelineError(
+                "training goes on after pace.close(), which ended while a rank was attached: that rank has the "
+                "parameters but not the optimizer state; close after the last step only"
+            )
         if self._local_sq is not None:
             self._local_sq += float(torch.linalg.vector_norm(bucket.buffer())) ** 2
         future = self._roles.role.reduce(bucket)
@@ -438,7 +443,7 @@ class AttachedPace(Pace):
     def _settle(self) -> None:
         """Settle with the ranks attached to this one, or with the parent; the training is complete either way."""
         try:
-            self._roles.role.close()
+            self._roles.close()
         except PeerError as error:
             logger.error("at the end of the training: %s", error)
 

@@ -49,6 +49,17 @@ class RoleKeeper:
         session.clock.enter(Phase.OTHER)
         return self.role
 
+    def close(self) -> None:
+        """Settle with attached ranks or the parent, and give the DDP its own group back."""
+        self.role.close()
+        if not isinstance(self.role, PlainRole):
+            self._session.ddp._update_process_group(self._session.world_group)
+
+    @property
+    def can_train_on(self) -> bool:
+        """Whether plain DDP may follow once we have closed: every rank holds the same optimizer state."""
+        return isinstance(self.role, PlainRole)
+
     def _attach(self, plan: Plan, policy: AttachedRing, prefix: str) -> Role:
         session = self._session
         assert session.ledger is not None
