@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis without deadlines (the machine may be busy) and with the same examples each run."""
+"""What every test shares: hypothesis without deadlines (the machine may be busy), the same examples each run."""
 
 from hypothesis import settings
 

@@ -152,8 +152,8 @@ def test_only_the_tail_differs_where_the_sampler_repeats_samples(num_samples, ba
         (26, 4, [[4, 4, 4, 4], [3, 3, 2, 2]]),  # a short rest is spread over the ring
         (34, 4, [[4, 4, 4, 4], [3, 3, 2, 2], [2, 2, 2, 2]]),  # too short a rest shortens the block before it
         (17, 3, [[3, 2, 2, 2], [2, 2, 2, 2]]),
-        (14, 3, [[3, 3, 3, 3]]),  # impossible: the two left over are dropped
-        (22, 2, [[2, 2, 2, 2], [2, 2, 2, 2]]),
+        (14, 3, [[3, 3, 2, 2], [1, 1, 1, 1]]),  # no two for each without dropping some
+        (22, 2, [[2, 2, 2, 2], [2, 2, 2, 2], [2, 2, 1, 1]]),
         (9, 1, [[1, 1, 1, 1], [1, 1, 1, 1]]),
         (3, 2, []),  # fewer samples than members
         (5, 2, [[2, 1, 1, 1]]),  # no two for each in the whole data set

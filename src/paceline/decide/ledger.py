@@ -90,9 +90,10 @@ class Ledger:
     def draw(self, ring: tuple[Rank, ...]) -> tuple[Ledger, dict[Rank, Lease]]:
         """Hand every ring member its next batch; samples count as trained.
 
-        Every member gets at least two samples (BatchNorm fails on one; with a batch size of one: one) or none does: a
-        short rest is spread over the ring, and a rest too small for that is avoided by making the block before it
-        shorter. Where even that is impossible (batches of 1 to 3) the rest is dropped and counted.
+        Every member gets a sample or none does: a short rest is spread over the ring, and a rest too small for two
+        samples each (BatchNorm fails on a batch of one) is avoided by making the block before it shorter. Where that
+        is impossible (batches of 1 to 3) some get a batch of one, and a rest smaller than the ring is dropped and
+        counted.
 
         Args:
             ring: The members, in ring order.
@@ -103,21 +104,19 @@ class Ledger:
         members, free = len(ring), self.num_free
         if not self.can_draw(members):
             return replace(self, free=(), dropped=self.dropped + free), {}
-        block, least = min(members * self.batch_size, free), self._least(members)
+        block = min(members * self.batch_size, free)
         rest = free - block
-        if 0 < rest < least and block - (least - rest) >= least:
-            block -= least - rest
+        for least in (members * min(2, self.batch_size), members):
+            if 0 < rest < least and block - (least - rest) >= least:
+                block -= least - rest
+                break
         positions, left = _take_front(self.free, block)
         leases = {rank: Lease(self.epoch, positions[i::members]) for i, rank in enumerate(ring)}
         return replace(self, free=left, trained=self.trained + block), leases
 
     def can_draw(self, members: int) -> bool:
         """Whether `members` ranks can each get a batch from what is free."""
-        return self.num_free >= self._least(members)
-
-    def _least(self, members: int) -> int:
-        two_each = members * min(2, self.batch_size)
-        return two_each if two_each <= self.num_samples else members
+        return self.num_free >= members
 
     def grant(self, rank: Rank, num_samples: int, num_members: int) -> Ledger:
         """Lease samples from the back to an attached rank, unless the ring needs what is left.
