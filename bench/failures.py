@@ -53,7 +53,7 @@ def main(
         if slow:
             faults.append(Fault(SLOW, FaultKind.COMPUTE, 0.2))
         with tempfile.TemporaryDirectory() as directory:
-            config = TaskConfig("auto", Path(directory) / "run", FaultPlan(tuple(faults)), num_epochs=12)
+            config = TaskConfig("auto", Path(directory) / "run", FaultPlan(tuple(faults)), num_epochs=14)
             outcomes = run_local(run, 4, config, timeout_s=60.0)
             lines = read(Path(directory) / "run")
             started = lines[0].data["started_at_s"]

@@ -80,17 +80,15 @@ def demo(
 def _print_demo(summary: dict[str, Any], out: Path) -> None:
     from paceline.report.summary import text
 
+    verdict = text(json.loads((out / "auto" / "summary.json").read_text(encoding="utf-8")))
     console.print()
-    console.print(
-        (out / "auto" / "summary.json").exists() and text(json.loads((out / "auto" / "summary.json").read_text())),
-        highlight=False,
-    )
+    console.print(verdict, highlight=False, markup=False)
     table = Table(
         title=f"Time to {summary['target_accuracy']:.0%} test accuracy, mean of {summary['num_seeds']} seed(s)"
     )
-    for column in ("run", "time to accuracy", "against plain DDP", "final accuracy", "samples trained", "dropped"):
-        table.add_column(column, justify="left" if column == "run" else "right")
-    names = {"clean": "no slow rank", "ddp": "slow rank, plain DDP", "auto": "slow rank, Paceline auto"}
+    for column in ("run", "time", "vs plain DDP", "final accuracy", "trained", "dropped"):
+        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=column == "run")
+    names = {"clean": "nobody slow, plain DDP", "ddp": "slow rank, plain DDP", "auto": "slow rank, Paceline auto"}
     plain = _mean(summary["tta_s"]["ddp"])
     for system, name in names.items():
         mean = _mean(summary["tta_s"][system])

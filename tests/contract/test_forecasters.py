@@ -141,6 +141,15 @@ def test_a_bad_configuration_cannot_be_built(build):
         build()
 
 
+def test_ewma_is_a_plain_mean_until_its_window_is_full():
+    forecaster = Ewma(decay=0.8)
+    means = [
+        forecaster.forecast(after(forecaster, [(0, own) for own in (1.0, 1.2, 1.4, 1.0, 1.4)[:n]]), 0).mean_s
+        for n in range(1, 6)
+    ]
+    assert means == pytest.approx([1.0, 1.1, 1.2, 1.15, 1.2])
+
+
 def test_ewma_moves_by_its_decay_once_its_window_is_full():
     forecaster = Ewma(decay=0.8, jump_ratio=10.0)
     state = after(forecaster, [(0, 1.0)] * 30 + [(0, 2.0)])

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.act.local import Outcome, run_local
 from paceline.demo.task import TaskConfig, TaskResult, train
 from paceline.errors import ConfigError, PacelineError
-from paceline.record import RunLog, read
+from paceline.record import RunLog
 from paceline.report.summary import write_reports
 from paceline.types import Fault, FaultKind, FaultPlan
 
@@ -66,7 +66,7 @@ class DemoOptions:
     def config(self, system: str, seed: int) -> TaskConfig:
         """The training run of one system and seed."""
         task = TaskConfig(
-            system="ddp" if system == "ddp" else "observe" if system == "clean" else "auto",
+            system="auto" if system == "auto" else "ddp",
             run_dir=self.run_dir(system, seed),
             seed=seed,
             recorder=1 if self.slow_rank == 0 else 0,
@@ -106,18 +106,21 @@ def run_demo(options: DemoOptions, on_progress: Callable[[str, int, int], None])
         PacelineError: a rank failed.
     """
     results: dict[str, list[TaskResult]] = {system: [] for system in SYSTEMS}
-    trained: dict[str, list[int]] = {system: [] for system in SYSTEMS}
-    summaries = []
+    samples = {system: {"trained": 0, "dropped": 0} for system in SYSTEMS}
+    auto: list[dict[str, Any]] = []
     for seed in range(options.num_seeds):
         for system in SYSTEMS:
             outcomes = _run_one(options, system, seed, on_progress)
             recorded = outcomes[options.config(system, seed).recorder].value
             results[system].append(recorded)
-            trained[system].append(sum(outcome.value.num_samples for outcome in outcomes))
-            if system != "ddp":
-                summaries.append((system, _add_accuracy(options.run_dir(system, seed), recorded)))
-    auto = next(summary for system, summary in summaries if system == "auto")
-    summary = _summarise(options, results, trained, auto)
+            if system == "auto":
+                auto.append(_add_accuracy(options.run_dir(system, seed), recorded))
+                counted = auto[-1]["samples"]
+            else:
+                counted = {"trained": sum(outcome.value.num_samples for outcome in outcomes), "dropped": 0}
+            for key in samples[system]:
+                samples[system][key] += counted[key]
+    summary = _summarise(options, results, samples, auto[0])
     (options.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     shutil.copyfile(options.run_dir("auto", 0) / "report.html", options.out / "report.html")
     return summary
@@ -157,18 +160,12 @@ def _add_accuracy(run_dir: Path, result: TaskResult) -> dict[str, Any]:
 def _summarise(
     options: DemoOptions,
     results: dict[str, list[TaskResult]],
-    trained: dict[str, list[int]],
+    samples: dict[str, dict[str, int]],
     auto: dict[str, Any],
 ) -> dict[str, Any]:
     times = {system: [time_to_accuracy(r) for r in runs] for system, runs in results.items()}
     ratios = [a / d for a, d in zip(times["auto"], times["ddp"], strict=True) if a is not None and d is not None]
     culprit = auto["culprit"]
-    dropped = sum(
-        line.data["samples"]["dropped"]
-        for seed in range(options.num_seeds)
-        for line in read(options.run_dir("auto", seed))
-        if line.kind == "end" and line.data["samples"]
-    )
     return {
         "schema": 1,
         "planted": {"rank": options.slow_rank, "cause": options.cause, "slowdown": options.slowdown},
@@ -178,10 +175,7 @@ def _summarise(
         "tta_ratio": fmean(ratios) if len(ratios) == options.num_seeds else None,
         "tta_ratio_range": [min(ratios), max(ratios)] if ratios else None,
         "accuracy": {system: fmean(r.final_accuracy for r in runs) for system, runs in results.items()},
-        "samples": {
-            system: {"trained": sum(trained[system]), "dropped": dropped if system == "auto" else 0}
-            for system in SYSTEMS
-        },
+        "samples": samples,
         "decisions": auto["decisions"],
         "num_seeds": options.num_seeds,
     }

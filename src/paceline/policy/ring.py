@@ -126,8 +126,6 @@ class AttachedRing:
                 return state, ()
         if not state.ring or not state.ring <= state.arrived | state.idle:
             return state, ()
-        if not state.ring & state.arrived:
-            return self._release(state, ())
         return self._fire(state)
 
     def _fire(self, state: RingState) -> tuple[RingState, tuple[Action, ...]]:

@@ -108,8 +108,14 @@ class Detector:
         [2]
     """
 
-    tiers: tuple[Tier, ...] = (Tier(5, 0.4, 5), Tier(10, 0.15, 9), Tier(20, 0.09, 16), Tier(60, 0.15, 4))
-    warmup_rows: int = 3
+    tiers: tuple[Tier, ...] = (
+        Tier(4, 0.5, 4),
+        Tier(6, 0.4, 6),
+        Tier(10, 0.15, 9),
+        Tier(20, 0.09, 16),
+        Tier(60, 0.15, 4),
+    )
+    warmup_rows: int = 2
     min_effect_ratio: float = 0.1
     min_effect_s: float = 0.005
     dominance: float = 3.0
