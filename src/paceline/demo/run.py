@@ -105,6 +105,8 @@ def run_demo(options: DemoOptions, on_progress: Callable[[str, int, int], None])
     Raises:
         PacelineError: a rank failed.
     """
+    import paceline.report.charts  # noqa: F401 - once here, before the forks, instead of in every child
+
     results: dict[str, list[TaskResult]] = {system: [] for system in SYSTEMS}
     samples = {system: {"trained": 0, "dropped": 0} for system in SYSTEMS}
     auto: list[dict[str, Any]] = []

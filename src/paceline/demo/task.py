@@ -142,7 +142,7 @@ def _loader(
 
 def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     model.eval()
-    with torch.no_grad():
+    with torch.inference_mode():
         hits = (model(images).argmax(1) == labels).float().mean()
     model.train()
     return float(hits)
