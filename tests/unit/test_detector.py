@@ -150,7 +150,7 @@ def test_noise_alone_names_nobody(seed):
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 16])
 def test_noise_alone_names_nobody_in_a_small_or_large_world(num_ranks):
-    rows = 1500 if num_ranks < 16 else 300
+    rows = 1000 if num_ranks < 16 else 200
     for seed in range(2):
         assert first_named(noisy_rows(rows, seed, 0.1, num_ranks=num_ranks)) is None
 

@@ -164,6 +164,7 @@ def _is_stopped(pid: int) -> bool:
 def _child(
     rank: int, num_ranks: int, listener: socket.socket, pipes: Pipes, function: Callable[..., Any], args: Any
 ) -> None:
+    atexit._clear()  # the parent's exit handlers (temporary directories to delete, say) are not ours to run
     pipe = pipes[rank][1]
     for other, (reader, writer) in enumerate(pipes):  # or nobody would notice when another rank's end closes
         reader.close()

@@ -124,6 +124,7 @@ class Gain:
     batch_after: float
 
 
+_MAX_ROWS = 32  # complete rows kept: enough for the dwell time and the cost of a reduction
 Observation = StepTiming | NoiseScale | Update | Adopted | Rejected
 Decision = Verdict | Plan | Gain
 
@@ -234,17 +235,17 @@ class Controller:
         return frozenset(policy.ring) if isinstance(policy, AttachedRing) else frozenset(range(len(self.hosts)))
 
     def _on_timing(self, state: ControllerState, timing: StepTiming) -> tuple[ControllerState, tuple[Decision, ...]]:
-        state = replace(state, detector=self.detector.observe(state.detector, timing))
-        if timing.expected_s == 0.0:
-            state = replace(state, forecasts=self.forecaster.observe(state.forecasts, timing))
         members = self._members(state.policy)
-        if timing.rank in members:
-            row = {**state.recent.get(timing.step, {}), timing.rank: timing}
-            recent = {s: r for s, r in state.recent.items() if s > timing.step - 64}
-            state = replace(state, recent={**recent, timing.step: row}, step=max(state.step, timing.step))
+        detector = self.detector.observe(state.detector, timing)
+        forecasts, recent, row_is_complete = state.forecasts, state.recent, True
+        if timing.expected_s == 0.0:
+            forecasts = self.forecaster.observe(forecasts, timing)
+        if timing.rank in members:  # an attached rank's step is news of its own and completes no row
+            row = {**recent.get(timing.step, {}), timing.rank: timing}
+            recent = {**{s: r for s, r in recent.items() if s > timing.step - _MAX_ROWS}, timing.step: row}
             row_is_complete = len(row) == len(members)
-        else:
-            row_is_complete = True  # an attached rank's step is news of its own
+        step = max(state.step, timing.step) if timing.rank in members else state.step
+        state = replace(state, detector=detector, forecasts=forecasts, recent=recent, step=step)
         state, verdicts = self._name_slow(state)
         if not row_is_complete:
             return state, verdicts
@@ -254,6 +255,8 @@ class Controller:
 
     def _name_slow(self, state: ControllerState) -> tuple[ControllerState, tuple[Decision, ...]]:
         slow = state.detector.slow
+        if slow == state.named:
+            return state, ()
         fresh = [verdict(rank, self.hosts[rank], state.detector.windows[rank]) for rank in sorted(slow - state.named)]
         return replace(state, named=slow), tuple(fresh)
 
