@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-settings.register_profile("paceline", deadline=None, max_examples=50, derandomize=True, database=None)
+settings.register_profile("paceline", deadline=None, max_examples=30, derandomize=True, database=None)
 # For a hunt: pytest --hypothesis-profile=hunt
 settings.register_profile("hunt", deadline=None, max_examples=1500, database=None)
 settings.load_profile("paceline")

@@ -140,3 +140,26 @@ def test_an_error_of_our_own_does_not_end_the_training(tmp_path: Path) -> None:
     outcomes = run_local(train_with_a_broken_detector, 2, tmp_path)
     assert [(o.error, o.value) for o in outcomes] == [(None, 40)] * 2
     assert read(tmp_path)[-1].data["observed_to_the_end"] is False
+
+
+def train_and_leave_early(rank: int, run_dir: Path, mode: str) -> int:
+    ddp = DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    steps = 0
+    with paceline.attach(ddp, optimizer, mode=mode, run_dir=run_dir, peer_timeout_s=2.0):
+        for _ in range(5 if rank == 1 else 10):
+            ddp(torch.randn(4, 4)).sum().backward()
+            optimizer.step()
+            steps += 1
+    return steps
+
+
+@pytest.mark.parametrize("mode", ["observe", "auto"])
+def test_a_rank_that_leaves_the_loop_early_is_named(mode: str, tmp_path: Path) -> None:
+    outcomes = run_local(train_and_leave_early, 3, tmp_path, mode, timeout_s=40.0)
+    for outcome in outcomes:
+        if outcome.rank != 1:
+            assert outcome.error_type == "PeerError"
+            assert "rank 1 on host" in str(outcome.error)
+            assert "left the training loop" in str(outcome.error)
+    assert report_of(tmp_path)["failure"]["rank"] == 1

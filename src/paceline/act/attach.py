@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 from paceline.act.checks import check_ddp, check_no_sync, check_request, is_distributed, unwrap
 from paceline.act.comm import CommThread
 from paceline.act.coordinator import Coordinator
-from paceline.act.health import Member
+from paceline.act.health import Health, Member
 from paceline.act.hook import gradient_hook
 from paceline.act.layout import fingerprint
 from paceline.act.leader import Leader
@@ -224,7 +224,8 @@ class AttachedPace(Pace):
             controller = Controller(hosts, lr_rule=lr_rule, selector=Selector(max_staleness=max_staleness))
             log = RunLog(self.run_dir)
             _write_header(log, world_size, hosts, mode, peer_timeout_s)
-            self._leader = Leader(controller, log, members, self._peers.silence_s, advises=mode != "observe")
+            health = Health(members, self._peers.silence_s, self._peers.limit_s)
+            self._leader = Leader(controller, log, members, health, advises=mode != "observe")
         self._session = Session(
             rank=rank,
             world_size=world_size,
@@ -239,7 +240,9 @@ class AttachedPace(Pace):
             peers=self._peers,
             comm=CommThread(self._peers),
         )
-        self._session.coordinator = Coordinator(rank, world_size, _own_connection(store), self._peers, self._leader)
+        self._session.coordinator = Coordinator(
+            rank, world_size, _own_connection(store), self._peers, self._session.clock.waiting_s, self._leader
+        )
         self._roles = RoleKeeper(self._session)
         self._mode = mode
         self._samples_norms = mode != "observe"

@@ -39,6 +39,7 @@ class Coordinator(threading.Thread):
         rank, world_size: Who.
         store: A connection of this thread's own, prefixed for this run.
         peers: Where failures are noted.
+        waiting_s: Returns how long the training thread has been waiting for others.
         lead: On rank 0: turns all statuses into the next board; None elsewhere.
     """
 
@@ -48,6 +49,7 @@ class Coordinator(threading.Thread):
         world_size: int,
         store: dist.Store,
         peers: Peers,
+        waiting_s: Callable[[], float],
         lead: Lead | None,
     ) -> None:
         super().__init__(name="paceline-coordinator", daemon=True)
@@ -55,6 +57,7 @@ class Coordinator(threading.Thread):
         self._world_size = world_size
         self._store = store
         self._peers = peers
+        self._waiting_s = waiting_s
         self._lead = lead
         self._outbox: deque[Any] = deque()
         self._num_batches = 0
@@ -75,6 +78,7 @@ class Coordinator(threading.Thread):
             "over": -1,
             "fence": 0,
             "adopted": 0,
+            "waiting_s": 0.0,
             "closing": False,
             "closed": False,
             "failure": None,
@@ -212,6 +216,7 @@ class Coordinator(threading.Thread):
             self._status["beat"] += 1
             self._status["batches"] = self._num_batches
             self._status["suspicion"] = self._peers.suspicion
+            self._status["waiting_s"] = round(self._waiting_s(), 2)
             status = json.dumps(self._status)
         self._store.set(f"status/{self._rank}", status)
         if self._lead is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,13 +34,21 @@ class Health:
 
     Args:
         members: By rank.
-        limit_s: Silence after which a rank counts as failed, seconds.
+        silence_s: Silence after which a rank counts as failed, seconds; `inf` to wait for ever.
+        patience_s: How long a rank may wait for one that has left its loop, seconds.
         now: A monotonic clock.
     """
 
-    def __init__(self, members: Sequence[Member], limit_s: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        silence_s: float,
+        patience_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._members = members
-        self._limit_s = limit_s
+        self._silence_s = silence_s
+        self._patience_s = patience_s
         self._now = now
         self._last_call = now()
         self._seen = [(-1, self._last_call)] * len(members)
@@ -63,14 +72,18 @@ class Health:
             self._ring_steps = (self._ring_steps[0], now)
         self._last_call = now
         suspected = any(status["suspicion"] for status in statuses)
-        closing = any(status["closing"] for status in statuses)
+        finished = all(status["closing"] for rank, status in enumerate(statuses) if rank not in attached)
         steps = sum(status["next"] for rank, status in enumerate(statuses) if rank not in attached)
         if steps != self._ring_steps[0]:
             self._ring_steps = (steps, now)
-        ring_stands = now - self._ring_steps[1] > self._limit_s
+        ring_stands = now - self._ring_steps[1] > self._silence_s
+        longest_wait_s = max(status["waiting_s"] for status in statuses)
         for rank, status in enumerate(statuses):
             if status["failure"]:
                 return Loss(rank, status["failure"], silent=False)
+            if (status["closing"] or status["closed"]) and rank not in attached and longest_wait_s > self._patience_s:
+                reason = "it has left the training loop (ended early, or an exception was swallowed?) and others wait"
+                return Loss(rank, reason, silent=False)
             if status["closed"]:
                 continue
             if status["beat"] != self._seen[rank][0]:
@@ -81,9 +94,9 @@ class Health:
             state = self._process_state(rank) if silence > 0.5 else None
             if state == "gone":
                 return Loss(rank, "its process is gone (killed?)", silent=False)
-            limit = min(self._limit_s, 3.0) if suspected and state is None else self._limit_s
+            limit = min(self._silence_s, 3.0) if suspected and state is None else self._silence_s
             if silence > limit:
-                if rank in attached and not closing and not ring_stands:
+                if rank in attached and not finished and not ring_stands:
                     self.silent.add(rank)
                     continue
                 what = "its process is stopped" if state == "stopped" else "killed, stopped or cut off"

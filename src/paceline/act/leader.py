@@ -30,19 +30,19 @@ class Leader:
         controller: Decides.
         log: The run log.
         members: Where every rank runs.
-        limit_s: Silence after which a rank counts as failed, seconds.
+        health: Judges signs of life.
         advises: Whether plans that are not carried out are logged as advice.
     """
 
     def __init__(
-        self, controller: Controller, log: RunLog, members: Sequence[Member], limit_s: float, advises: bool
+        self, controller: Controller, log: RunLog, members: Sequence[Member], health: Health, advises: bool
     ) -> None:
         self.log = log
         self.acts = False  # until the loop takes leased batches
         self._advises = advises
         self._controller = controller
         self._state = controller.init()
-        self._health = Health(members, limit_s, time.monotonic)
+        self._health = health
         self._members = members
         self._start = time.monotonic()
         self._noise = NoiseEstimator()

@@ -65,6 +65,10 @@ class StepClock:
         """Seconds since the last phase change; for a watching thread."""
         return self._now() - self._last
 
+    def waiting_s(self) -> float:
+        """Seconds the training thread has been waiting for others without a break; for a watching thread."""
+        return self.idle_s() if self.phase is Phase.WAIT else 0.0
+
     def gc_pause(self, seconds: float) -> None:
         """Charge a garbage collection that just ended to `gc` instead of the phase it interrupted."""
         if self.phase not in (Phase.WAIT, Phase.EXPECTED):  # in a wait it delayed nobody
