@@ -77,8 +77,8 @@ def report_of(tmp_path: Path) -> dict[str, Any]:
     ids=lambda value: str(getattr(value, "value", value)),
 )
 def test_the_others_name_the_lost_rank(kind: FaultKind, rank: int, slow: bool, tmp_path: Path) -> None:
-    # An attached rank's 25th own step comes well after it was attached; a ring member's 40th as well.
-    outcomes = run_with(tmp_path, kind, rank, at=25 if rank == SLOW else 40, slow=slow)
+    # An attached rank's 18th own step comes well after it was attached; a ring member's 40th as well.
+    outcomes = run_with(tmp_path, kind, rank, at=18 if rank == SLOW else 40, slow=slow)
     assert slow == any(line.kind == "update" for line in read(tmp_path)), "attached exactly when one is slow"
     for outcome in outcomes:
         if outcome.rank != rank:
@@ -90,7 +90,7 @@ def test_the_others_name_the_lost_rank(kind: FaultKind, rank: int, slow: bool, t
 
 
 def test_the_ring_goes_on_without_a_stopped_attached_rank(tmp_path: Path) -> None:
-    outcomes = run_with(tmp_path, FaultKind.STOP, SLOW, at=25, slow=True)
+    outcomes = run_with(tmp_path, FaultKind.STOP, SLOW, at=18, slow=True)
     assert [o.error for o in outcomes if o.rank != SLOW] == [None] * 3
     assert all(o.value > 200 for o in outcomes if o.rank != SLOW)
     assert report_of(tmp_path)["failure"]["rank"] == SLOW
