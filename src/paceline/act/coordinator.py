@@ -29,7 +29,7 @@ Board = dict[str, Any]
 Status = dict[str, Any]
 ReadBatch = Callable[[int, int], list[dict[str, Any]]]  # rank, batch number -> encoded observations
 Lead = Callable[[list[Status], ReadBatch], Board]
-TICK_S = 0.1
+TICK_S = 0.2  # between two exchanges with the store; an eighth of it while a plan is under way
 
 
 class Coordinator(threading.Thread):
@@ -199,7 +199,7 @@ class Coordinator(threading.Thread):
             if stopping:
                 return
             in_flight = self._board.get("prepare") or self._board.get("proposal")
-            self._wake.wait(TICK_S / 5 if in_flight else TICK_S)
+            self._wake.wait(TICK_S / 8 if in_flight else TICK_S)
             self._wake.clear()
 
     def _tick(self) -> None:
