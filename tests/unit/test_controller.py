@@ -14,18 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decide.controller import (
-    Adopted,
-    Controller,
-    ControllerState,
-    Gain,
-    Observation,
-    Plan,
-    Rejected,
-    plan_from_json,
-    policy_from_json,
-)
+from paceline.decide.controller import Controller, ControllerState
 from paceline.decide.estimate import updates_needed
+from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected, plan_from_json, policy_from_json
 from paceline.policy.barrier import BSP
 from paceline.policy.ring import AttachedRing
 from paceline.predict.forecast import LastValue

@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.act.peers import Peers
-from paceline.decide.controller import Plan, plan_from_json
+from paceline.decide.plan import Plan, plan_from_json
 from paceline.record import encode
 
 Board = dict[str, Any]

@@ -13,7 +13,8 @@ from typing import Any
 from paceline.act.coordinator import Board, ReadBatch, Status
 from paceline.act.health import Health, Member
 from paceline.act.negotiation import Negotiator
-from paceline.decide.controller import Adopted, Controller, Gain, Observation, Plan, Rejected
+from paceline.decide.controller import Controller
+from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected
 from paceline.errors import PeerError
 from paceline.measure.noise import NoiseEstimator
 from paceline.policy.ring import AttachedRing

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from paceline.decide.controller import Plan
+from paceline.decide.plan import Plan
 from paceline.types import Rank
 
 Stage = Literal["idle", "park", "arm", "commit"]

@@ -19,9 +19,9 @@ from paceline.act.groups import make_group
 from paceline.act.link import FOREVER, GRADIENT, REQUEST, Answer, ChildLink, Message, ParentLink
 from paceline.act.peers import Ticket
 from paceline.act.session import Session
-from paceline.decide.controller import Plan
 from paceline.decide.estimate import lr_scale
 from paceline.decide.ledger import Lease
+from paceline.decide.plan import Plan
 from paceline.policy.ring import AttachedRing
 from paceline.types import Phase, Update
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.act.layout import fingerprint
 from paceline.act.roles import AttachedRole, PlainRole, RingRole, Role
 from paceline.act.session import Session
-from paceline.decide.controller import Plan
 from paceline.decide.ledger import Lease, Ledger
+from paceline.decide.plan import Plan
 from paceline.errors import DivergenceError
 from paceline.policy.ring import AttachedRing
 from paceline.types import Phase

@@ -12,121 +12,16 @@ from statistics import fmean, median
 from typing import Any
 
 from paceline.decide.estimate import Conditions, LrRule, estimate, lr_scale, updates_needed
+from paceline.decide.plan import Adopted, Decision, Gain, Observation, Plan, Rejected
 from paceline.decide.selector import Policy, Selector
 from paceline.policy.barrier import BSP
 from paceline.policy.ring import AttachedRing
 from paceline.predict.attribution import verdict
 from paceline.predict.detector import Detector, DetectorState
 from paceline.predict.forecast import Ewma, Forecaster
-from paceline.types import NoiseScale, Rank, StepTiming, Update, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A decision to change the synchronisation mode.
-
-    Args:
-        epoch: Number of the plan, from 1; nobody acts on an older one.
-        effective_step: Every rank switches before it computes this gradient exchange, none before, none after.
-        policy: The mode.
-        lr_scale: Expected factor on the learning rate while it lasts; each update's own factor is in the log.
-        predicted_gain: Time to accuracy of staying over that of the plan, ratio.
-        reason: One sentence, shown as it is.
-    """
-
-    epoch: int
-    effective_step: int
-    policy: Policy
-    lr_scale: float
-    predicted_gain: float
-    reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as a JSON-ready object; `plan_from_json` turns it back."""
-        return {
-            "epoch": self.epoch,
-            "effective_step": self.effective_step,
-            "policy": policy_to_json(self.policy),
-            "lr_scale": self.lr_scale,
-            "predicted_gain": self.predicted_gain,
-            "reason": self.reason,
-        }
-
-
-def policy_to_json(policy: Policy) -> dict[str, Any]:
-    """A policy as a JSON-ready object."""
-    if isinstance(policy, AttachedRing):
-        return {
-            "name": "AttachedRing",
-            "ring": list(policy.ring),
-            "parent_of": {str(child): parent for child, parent in policy.parent_of.items()},
-            "max_staleness": policy.max_staleness,
-        }
-    return {"name": "BSP"}
-
-
-def policy_from_json(data: Mapping[str, Any]) -> Policy:
-    """The policy behind such an object.
-
-    Raises:
-        ValueError: an unknown name.
-
-    Example:
-        >>> policy_from_json(policy_to_json(AttachedRing((0, 1), {2: 0}))).parent_of
-        {2: 0}
-    """
-    match data["name"]:
-        case "BSP":
-            return BSP()
-        case "AttachedRing":
-            parent_of = {int(child): parent for child, parent in data["parent_of"].items()}
-            return AttachedRing(tuple(data["ring"]), parent_of, data["max_staleness"])
-    raise ValueError(f"unknown policy {data['name']!r}; wanted 'BSP' or 'AttachedRing'")
-
-
-def plan_from_json(data: Mapping[str, Any]) -> Plan:
-    """The plan behind `Plan.to_json`'s object."""
-    return Plan(**{**data, "policy": policy_from_json(data["policy"])})
-
-
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """Every rank switched to this plan at this step."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """The plan could not be agreed on (some rank was already past its step)."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """What an adopted plan brought, measured against the steps before it.
-
-    Args:
-        epoch: The plan.
-        predicted: Its promise, ratio.
-        measured: Time per unit of progress before over after, ratio.
-        interval_before_s, interval_after_s: Median time between updates, seconds.
-        batch_before, batch_after: Mean samples per update.
-    """
-
-    epoch: int
-    predicted: float
-    measured: float
-    interval_before_s: float
-    interval_after_s: float
-    batch_before: float
-    batch_after: float
-
+from paceline.types import NoiseScale, Rank, StepTiming, Update
 
 _MAX_ROWS = 32  # complete rows kept: enough for the dwell time and the cost of a reduction
-Observation = StepTiming | NoiseScale | Update | Adopted | Rejected
-Decision = Verdict | Plan | Gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +86,11 @@ class Controller:
     dwell_steps: int = 20
     fence_s: float = 0.3
     staleness_cost: float = 0.1
+
+    @property
+    def initial(self) -> Policy:
+        """Everybody in the ring."""
+        return BSP()
 
     def init(self) -> ControllerState:
         """Return the state before the first step: everybody in the ring."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from paceline.policy.base import Action, Apply, Arrive, Event, Join, Leave, Release, Tick
+from paceline.policy.base import Action, Apply, Arrive, Event, Join, Leave, Release, Tick, Work
 from paceline.types import Rank
 
 
@@ -32,6 +33,9 @@ class BSP:
         >>> state, actions = bsp.step(state, Arrive(0)); actions
         (Apply(ranks=(0, 1)), Release(rank=0), Release(rank=1))
     """
+
+    work: ClassVar[Work] = Work()
+    wants_scores: ClassVar[bool] = False
 
     @property
     def staleness_bound(self) -> int | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-from paceline.policy.base import Action, Apply, Arrive, Drop, Event, Join, Leave, Release, Tick
+from paceline.policy.base import Action, Apply, Arrive, Drop, Event, Join, Leave, Release, Tick, Work
 from paceline.types import Rank
 
 
@@ -67,6 +68,9 @@ class AttachedRing:
             raise ValueError(f"parents must be in the ring {self.ring}, got {sorted(strangers)}")
         if self.max_staleness < 0:
             raise ValueError(f"max_staleness must be >= 0, got {self.max_staleness}")
+
+    work: ClassVar[Work] = Work()
+    wants_scores: ClassVar[bool] = False
 
     @property
     def staleness_bound(self) -> int | None:
