@@ -134,7 +134,10 @@ class RunLog:
         self._append({**encode(value), **extra})
 
     def _append(self, data: dict[str, Any]) -> None:
-        text = json.dumps(_strict(data), allow_nan=False) + "\n"
+        try:
+            text = json.dumps(data, allow_nan=False) + "\n"
+        except ValueError:
+            text = json.dumps(_strict(data), allow_nan=False) + "\n"
         with self._lock:  # the training thread writes metrics, the coordinator's the rest
             self._file.write(text)
 

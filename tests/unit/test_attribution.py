@@ -5,18 +5,23 @@ import random
 import pytest
 
 from paceline.predict.attribution import CAUSES, attribute, verdict
-from paceline.predict.detector import Row
+from paceline.predict.detector import Row, rows_beside
 from paceline.types import OWN_PHASES, Phase, StepTiming
 
 USUAL = {"data_s": 0.005, "forward_s": 0.015, "backward_s": 0.03, "optimizer_s": 0.002, "other_s": 0.001}
 USUAL_S = sum(USUAL.values())
 
 
+def beside(step: StepTiming, other: StepTiming) -> Row:
+    """A rank's step beside the other one's."""
+    return rows_beside({step.rank: step}, {other.rank: other})[step.rank]
+
+
 def row(step: int = 1, more: dict[str, float] | None = None, samples: int = 32, queued: float | None = 0.0) -> Row:
     """A rank that needs `more` seconds in some phases than the usual step."""
     own = {**USUAL, **{phase: USUAL.get(phase, 0.0) + seconds for phase, seconds in (more or {}).items()}}
     slow = StepTiming(2, step, 0.0, **own, samples=samples, runqueue_s=queued)
-    return Row(slow, StepTiming(-1, step, 0.0, **USUAL, samples=32, wait_s=0.2, runqueue_s=0.001))
+    return beside(slow, StepTiming(-1, step, 0.0, **USUAL, samples=32, wait_s=0.2, runqueue_s=0.001))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +80,7 @@ def test_more_samples_that_explain_the_slowness_are_uneven_work(samples, cause):
 
 def test_unknown_samples_elsewhere_prove_nothing():
     slow = StepTiming(2, 1, 0.0, backward_s=0.3, samples=96)
-    assert attribute([Row(slow, StepTiming(-1, 1, 0.0, backward_s=0.1, samples=0))])[1] == "compute"
+    assert attribute([beside(slow, StepTiming(-1, 1, 0.0, backward_s=0.1, samples=0))])[1] == "compute"
 
 
 def test_a_few_more_samples_are_not_uneven_work():
@@ -169,8 +174,8 @@ def test_the_evidence_is_one_sentence_with_the_numbers():
 
 
 def test_a_reference_of_nothing_is_infinitely_faster():
-    found = verdict(1, "n", [Row(StepTiming(1, 1, 0.0, data_s=0.2), StepTiming(-1, 1, 0.0))])
+    found = verdict(1, "n", [beside(StepTiming(1, 1, 0.0, data_s=0.2), StepTiming(-1, 1, 0.0))])
     assert found.slowdown == float("inf")
     assert found.lost_ratio == 1.0
-    idle = verdict(1, "n", [Row(StepTiming(1, 1, 0.0), StepTiming(-1, 1, 0.0))])
+    idle = verdict(1, "n", [beside(StepTiming(1, 1, 0.0), StepTiming(-1, 1, 0.0))])
     assert idle.lost_ratio == 0.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.predict.detector import Detector, DetectorState, Row, carried_loss, phase_median
+from paceline.predict.detector import Detector, DetectorState, Row, carried_loss, phase_median, rows_beside
 from paceline.types import StepTiming
 
 BASE_S = 0.05
@@ -367,13 +367,18 @@ def test_a_ring_of_one_has_nobody_to_be_held_against_but_serves_the_attached():
 # Parts
 
 
+def beside(step: StepTiming, other: StepTiming) -> Row:
+    """A rank's step beside the other one's."""
+    return rows_beside({step.rank: step}, {other.rank: other})[step.rank]
+
+
 def test_excess_is_own_time_above_the_others():
-    row = Row(timing(1, 1, 0.3, wait=9.0), timing(-1, 1, 0.1, wait=1.0))
+    row = beside(timing(1, 1, 0.3, wait=9.0), timing(-1, 1, 0.1, wait=1.0))
     assert row.excess_s == pytest.approx(0.2)
 
 
 def test_a_loss_is_what_enough_rows_carry():
-    rows = [Row(timing(1, step, own), timing(-1, step, 0.1)) for step, own in enumerate((0.5, 0.3, 0.1, 0.05))]
+    rows = [beside(timing(1, step, own), timing(-1, step, 0.1)) for step, own in enumerate((0.5, 0.3, 0.1, 0.05))]
     assert carried_loss(rows, 1) == pytest.approx((0.6, 0.6))  # being fast once makes up for nothing
     assert carried_loss(rows, 2) == pytest.approx((0.4, 0.5))  # the longest counts like the second longest
     assert carried_loss(rows, 3) == pytest.approx((0.0, 0.0), abs=1e-12)

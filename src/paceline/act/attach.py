@@ -343,9 +343,12 @@ class AttachedPace(Pace):
         if self._local_sq is not None:
             self._local_sq += float(torch.linalg.vector_norm(bucket.buffer())) ** 2
         future = self._roles.role.reduce(bucket)
-        if bucket.is_last() and self._in_backward:  # a rank that has joined (torch's Join) shadows others' steps
+        if not self._in_backward:  # a rank that has joined (torch's Join) shadows others' steps, bucket by bucket
+            self._roles.role.finish_exchange()
+        elif bucket.is_last():
             self._session.clock.enter(Phase.WAIT)
             self._exchanged = True
+            self._roles.role.finish_exchange()
         return future
 
     def after_backward(self, error: BaseException | None) -> None:

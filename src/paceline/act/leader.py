@@ -22,6 +22,7 @@ from paceline.record import RunLog, decode
 from paceline.types import NormSample, Rank, Verdict
 
 logger = logging.getLogger("paceline")
+_BREATH_S = 1e-4  # slept after each observation: a burst of them must not keep the interpreter from the training thread
 
 
 class Leader:
@@ -98,7 +99,8 @@ class Leader:
                 batch = read_batch(rank, self._read[rank])
                 self._read[rank] += 1  # first: a batch is gone once it is read, whatever comes of it
                 for data in batch if not self._broken else ():
-                    self._take_in(decode(data))
+                    self._take_in(data)
+                    time.sleep(_BREATH_S)
         if self._broken and self._negotiator.stage != "commit":
             return
         self._note_silent()
@@ -116,11 +118,12 @@ class Leader:
         given = self._controller.conditions(self._state)
         return max(given.own_times_s[rank] for rank in self._ring_ranks()) if given else 0.1
 
-    def _take_in(self, value: Any) -> None:
+    def _take_in(self, data: dict[str, Any]) -> None:
+        value = decode(data)
         if isinstance(value, NormSample):
             self._take_in_norms(value)
             return
-        self.log.write_value(value, time_s=round(self.now_s, 4))
+        self.log.write(**data, time_s=round(self.now_s, 4))
         self._observe(value)
 
     def _take_in_norms(self, sample: NormSample) -> None:
@@ -134,7 +137,8 @@ class Leader:
         if self._noise.num_samples:
             estimate = self._noise.estimate()
             if math.isfinite(estimate.value):
-                self._take_in(estimate)
+                self.log.write_value(estimate, time_s=round(self.now_s, 4))
+                self._observe(estimate)
 
     def _observe(self, seen: Observation) -> None:
         self._state, decisions = self._controller.step(self._state, seen)

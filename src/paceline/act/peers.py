@@ -7,22 +7,26 @@ and nobody waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 
 from paceline.errors import PeerError, PeerTimeout
 
 logger = logging.getLogger("paceline")
 T = TypeVar("T")
 _POLL_S = 0.05
+_LOOK_UP_EVERY = timedelta(seconds=0.5)
 
 
 class Ticket(Generic[T]):
@@ -112,6 +116,31 @@ class Peers:
             explained = self.explain(error)
             self.delivered = True
             raise explained from error
+
+    def wait_for_work(self, work: dist.Work, interruptible: bool) -> None:
+        """Wait for a collective on the training thread.
+
+        Args:
+            work: The collective.
+            interruptible: Whether to look up for the failure of a peer while waiting; on NCCL, where waiting only
+                orders streams, there is nothing to interrupt.
+
+        Raises:
+            PeerError: a peer failed meanwhile.
+            RuntimeError: the transport's own error.
+        """
+        if not interruptible:
+            work.wait()
+            return
+        while not work.is_completed():
+            self.check()
+            with contextlib.suppress(RuntimeError):  # a collective goes on when a timed wait ends (a send would not)
+                work.wait(_LOOK_UP_EVERY)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.broken = error
+            raise
 
     def _note_broken(self, error: BaseException) -> None:
         self.broken = error

@@ -142,7 +142,9 @@ class Controller:
             forecasts = self.forecaster.observe(forecasts, timing)
         if timing.rank in members:  # an attached rank's step is news of its own and completes no row
             row = {**recent.get(timing.step, {}), timing.rank: timing}
-            recent = {**{s: r for s, r in recent.items() if s > timing.step - _MAX_ROWS}, timing.step: row}
+            recent = {**recent, timing.step: row}
+            if len(recent) > _MAX_ROWS:
+                del recent[min(recent)]
             row_is_complete = len(row) == len(members)
         step = max(state.step, timing.step) if timing.rank in members else state.step
         state = replace(state, detector=detector, forecasts=forecasts, recent=recent, step=step)

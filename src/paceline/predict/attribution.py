@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 
 from paceline.predict.detector import Row
-from paceline.types import OWN_PHASES, Phase, Rank, Verdict
+from paceline.types import OWN_PHASES, Phase, Rank, StepTiming, Verdict
 
 CAUSES = ("compute", "data", "gc", "outside", "cpu_contention", "uneven_work")
 
@@ -48,30 +48,31 @@ def attribute(rows: Sequence[Row]) -> tuple[Phase, str]:
         Ours: own-time accounting by phase, checked against planted faults (bench/guilty.py).
 
     Example:
-        >>> from paceline.types import StepTiming
+        >>> from paceline.predict.detector import rows_beside
         >>> slow = StepTiming(2, 1, 0.0, data_s=0.2, backward_s=0.04)
-        >>> attribute([Row(slow, StepTiming(-1, 1, 0.0, data_s=0.01, backward_s=0.05))])
+        >>> attribute([*rows_beside({2: slow}, {0: StepTiming(0, 1, 0.0, data_s=0.01, backward_s=0.05)}).values()])
         (<Phase.DATA: 'data'>, 'data')
     """
     if not rows:
         raise ValueError("no rows to attribute: the rank has not been observed")
-    excess = {p: fmean(r.timing.of(p) - r.reference.of(p) for r in rows) for p in OWN_PHASES}
+    pairs = [(row.timing, row.reference) for row in rows]
+    excess = {p: fmean(timing.of(p) - reference.of(p) for timing, reference in pairs) for p in OWN_PHASES}
     phase = max(OWN_PHASES, key=lambda p: excess[p])
     total = sum(excess.values())
-    queued = fmean((r.timing.runqueue_s or 0.0) - (r.reference.runqueue_s or 0.0) for r in rows)
+    queued = fmean((timing.runqueue_s or 0.0) - (reference.runqueue_s or 0.0) for timing, reference in pairs)
     if queued > max(0.0, 0.5 * total) and phase is not Phase.GC:
         return phase, "cpu_contention"
     cause = _CAUSE_OF_PHASE[phase]
-    if cause == "compute" and _explained_by_samples(rows):
+    if cause == "compute" and _explained_by_samples(pairs):
         return phase, "uneven_work"
     return phase, cause
 
 
-def _explained_by_samples(rows: Sequence[Row]) -> bool:
-    if any(r.timing.samples == 0 or r.reference.samples == 0 for r in rows):
+def _explained_by_samples(pairs: Sequence[tuple[StepTiming, StepTiming]]) -> bool:
+    if any(timing.samples == 0 or reference.samples == 0 for timing, reference in pairs):
         return False
-    more = fmean(r.timing.samples / r.reference.samples for r in rows)
-    slower = fmean(r.timing.own_s for r in rows) / fmean(r.reference.own_s for r in rows)
+    more = fmean(timing.samples / reference.samples for timing, reference in pairs)
+    slower = fmean(timing.own_s for timing, _ in pairs) / fmean(reference.own_s for _, reference in pairs)
     return more > 1.1 and more >= 0.7 * slower
 
 
@@ -112,8 +113,8 @@ def verdict(rank: Rank, host: str, rows: Sequence[Row], min_effect_s: float = 0.
     episode = _episode(rows, min_effect_s)
     phase, cause = attribute(episode)
     own = fmean(r.timing.own_s for r in episode)
-    reference = median(r.reference.own_s for r in episode)
-    spans = sum(max(r.timing.own_s, r.reference.own_s) for r in episode)
+    reference = median(r.reference_s for r in episode)
+    spans = sum(max(r.timing.own_s, r.reference_s) for r in episode)
     lost = sum(max(0.0, r.excess_s) for r in episode) / spans if spans > 0 else 0.0
     slowdown = own / reference if reference > 0 else float("inf")
     in_phase = fmean(r.timing.of(phase) for r in episode)

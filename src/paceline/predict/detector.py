@@ -8,8 +8,9 @@ a minimum share of the time, in enough rows, and stands out from what the other 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from paceline.types import Rank, StepTiming
@@ -38,20 +39,52 @@ class Row:
 
     Args:
         timing: The rank's step.
-        reference: Phase by phase median of the other ranks; its `rank` is -1.
-        reference_s: Own time of the reference, seconds.
+        beside: The same step of the ranks it is compared with; it may be among them.
+        reference_s: Median own time of the others, seconds.
         excess_s: Own time above the reference, seconds; negative when faster.
     """
 
     timing: StepTiming
-    reference: StepTiming
-    reference_s: float = field(init=False)
-    excess_s: float = field(init=False)
+    beside: Mapping[Rank, StepTiming]
+    reference_s: float
+    excess_s: float
 
-    def __post_init__(self) -> None:
-        # Kept, not computed on demand: every row is looked at many times.
-        object.__setattr__(self, "reference_s", self.reference.own_s)
-        object.__setattr__(self, "excess_s", self.timing.own_s - self.reference_s)
+    @property
+    def reference(self) -> StepTiming:
+        """Phase by phase median of the others; its `rank` is -1. Computed on demand: only verdicts look at it."""
+        return phase_median([t for rank, t in self.beside.items() if rank != self.timing.rank])
+
+
+def rows_beside(whose: Mapping[Rank, StepTiming], beside: Mapping[Rank, StepTiming]) -> dict[Rank, Row]:
+    """Put each rank's step beside the others'; a rank without others has no row.
+
+    Example:
+        >>> steps = {rank: StepTiming(rank, 1, 0.0, data_s=own) for rank, own in enumerate((0.1, 0.1, 0.5))}
+        >>> {rank: round(row.excess_s, 1) for rank, row in rows_beside(steps, steps).items()}
+        {0: -0.2, 1: -0.2, 2: 0.4}
+    """
+    own = {rank: timing.own_s for rank, timing in beside.items()}
+    ordered = sorted(own.values())
+    rows = {}
+    for rank, timing in whose.items():
+        if rank in own:
+            reference_s = _median_without(ordered, own[rank])
+            excess_s = own[rank] - reference_s
+        else:
+            reference_s = median(ordered)
+            excess_s = timing.own_s - reference_s
+        if len(own) > (rank in own):
+            rows[rank] = Row(timing, beside, reference_s, excess_s)
+    return rows
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of sorted numbers without one of them; 0 where it is the only one."""
+    left_out, count = bisect_left(ordered, value), len(ordered) - 1
+    if count == 0:
+        return 0.0
+    low, high = (count - 1) // 2, count // 2
+    return 0.5 * (ordered[low + (low >= left_out)] + ordered[high + (high >= left_out)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +188,9 @@ class Detector:
     ) -> DetectorState:
         keep = max(tier.num_rows for tier in self.tiers)
         windows = dict(state.windows)
-        for rank, timing in whose.items():
-            others = [t for r, t in row.items() if r != rank]
-            if others and timing.expected_s == 0.0:
-                windows[rank] = (*windows.get(rank, ()), Row(timing, phase_median(others)))[-keep:]
+        for rank, fresh in rows_beside(whose, row).items():
+            if fresh.timing.expected_s == 0.0:
+                windows[rank] = (*windows.get(rank, ())[1 - keep :], fresh)
         return replace(state, windows=windows)
 
     def _judge(self, state: DetectorState, ranks: Iterable[Rank]) -> DetectorState:
@@ -219,7 +251,8 @@ def carried_loss(rows: Sequence[Row], num_carriers: int) -> tuple[float, float]:
 
     Example:
         >>> even, hiccup = StepTiming(-1, 1, 0.0, data_s=1.0), StepTiming(0, 1, 0.0, data_s=9.0)
-        >>> carried_loss([Row(hiccup, even), Row(even, even)], 1), carried_loss([Row(hiccup, even), Row(even, even)], 2)
+        >>> rows = [rows_beside({t.rank: t}, {1: even})[t.rank] for t in (hiccup, replace(even, rank=0))]
+        >>> carried_loss(rows, 1), carried_loss(rows, 2)
         ((8.0, 0.8), (0.0, 0.0))
     """
     carriers = min(num_carriers, len(rows))
@@ -266,7 +299,8 @@ def phase_median(timings: list[StepTiming]) -> StepTiming:
     )
 
 
-def _newest(rows: dict[int, Mapping[Rank, StepTiming]], limit: int = 256) -> Mapping[int, Mapping[Rank, StepTiming]]:
-    """Bound the rows kept: what is older than `limit` steps back is forgotten."""
-    newest = max(rows)
-    return {step: row for step, row in rows.items() if step > newest - limit}
+def _newest(rows: dict[int, Mapping[Rank, StepTiming]], limit: int = 64) -> Mapping[int, Mapping[Rank, StepTiming]]:
+    """Bound the rows kept: beyond `limit` the oldest is forgotten."""
+    if len(rows) > limit:
+        del rows[min(rows)]
+    return rows
