@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.measure.noise import NoiseEstimator, unbiased_pair
+from paceline.predict.noise import NoiseEstimator, unbiased_pair
 from paceline.types import NormSample
 
 DIM, NUM_RANKS = 200, 4

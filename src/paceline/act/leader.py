@@ -16,8 +16,8 @@ from paceline.act.negotiation import Negotiator
 from paceline.decide.controller import Controller
 from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected
 from paceline.errors import PeerError
-from paceline.measure.noise import NoiseEstimator
 from paceline.policy.ring import AttachedRing
+from paceline.predict.noise import NoiseEstimator
 from paceline.record import RunLog, decode
 from paceline.types import NormSample, Rank, Verdict
 

@@ -1,7 +1,7 @@
-"""Gradient noise scale: turns squared gradient norms of two batch sizes into an estimate with its uncertainty.
+"""Gradient noise scale: turns squared gradient norms of two batch sizes into an estimate with its uncertainty. Pure.
 
-Pure arithmetic; the norms come from the gradient hook, where both batch sizes are at hand for free: every rank's own
-gradient (small batch) and the averaged one (large batch).
+The norms come from whoever has gradients at two batch sizes at once: every rank's own (small batch) and the averaged
+one (large batch).
 """
 
 from __future__ import annotations
