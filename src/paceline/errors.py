@@ -5,7 +5,8 @@ PacelineError
 ├── PeerError                     another rank failed; names host and rank
 │   └── PeerTimeout (TimeoutError)    another rank fell silent
 ├── DivergenceError               ranks that must hold the same parameters do not
-└── RecordError (ValueError)      a run log that cannot be read
+├── RecordError (ValueError)      a run log that cannot be read
+└── TraceError (ValueError)       a straggler trace that cannot be read or used
 """
 
 from __future__ import annotations
@@ -52,3 +53,7 @@ class DivergenceError(PacelineError):
 
 class RecordError(PacelineError, ValueError):
     """A run log has a line that cannot be understood; the message names file and line."""
+
+
+class TraceError(PacelineError, ValueError):
+    """A straggler trace that cannot be read or used; the message names file, line, what was got and what was wanted."""
