@@ -17,7 +17,10 @@ from paceline.errors import TraceError
 from paceline.types import Rank
 
 STRAGGLER_RATIO = 1.1
-"""A table has stragglers when its slowest rank takes this many times the median rank's time, in the mean over steps."""
+"""A table has stragglers when its slowest rank takes this many times what a fast one does, in the mean over steps.
+
+A fast one is the rank a quarter of the way up from the fastest: the very fastest of many ranks is fast by luck.
+"""
 
 
 class Trace(Protocol):
@@ -55,17 +58,19 @@ class Trace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A measured trace: one factor for every rank and step; beyond its end it repeats from the start.
+    """A measured trace: factors by rank and sample; beyond its end it repeats from the start.
 
     Args:
         name: What to call it.
-        ratios: Factors by rank, then step, > 0; as many steps for every rank.
+        ratios: Factors by rank, then sample, > 0; as many samples for every rank.
+        steps_per_sample: Steps that a sample stands for, >= 1; above 1 where the source looked at some steps only.
         reference_s: What a factor of 1 stands for, seconds; None where the source gives no unit.
         source_ranks: The ranks' numbers in the source, by rank here; empty where they are the same.
-        carried: The samples that the source lacks, as (rank, step); see `from_samples`.
+        carried: The samples that the source lacks, as (rank, sample); see `from_samples`.
 
     Raises:
-        TraceError: no rank, no step, rows of different length, or a factor that is not a positive finite number.
+        TraceError: no rank, no sample, rows of different length, a factor that is not a positive finite number, or
+            less than one step per sample.
 
     Example:
         >>> trace = Table("two", ratios=((1.0, 1.0), (1.0, 4.0)))
@@ -75,6 +80,7 @@ class Table:
 
     name: str
     ratios: tuple[tuple[float, ...], ...]
+    steps_per_sample: int = 1
     reference_s: float | None = None
     source_ranks: tuple[int, ...] = ()
     carried: frozenset[tuple[Rank, int]] = frozenset()
@@ -83,11 +89,14 @@ class Table:
     def __post_init__(self) -> None:
         lengths = {len(row) for row in self.ratios}
         if len(lengths) != 1 or 0 in lengths:
-            raise TraceError(f"{self.name}: wanted as many steps, at least 1, for every rank, got {sorted(lengths)}")
+            raise TraceError(f"{self.name}: wanted as many samples, at least 1, for every rank, got {sorted(lengths)}")
         wrong = next((x for row in self.ratios for x in row if not (math.isfinite(x) and x > 0)), None)
         if wrong is not None:
             raise TraceError(f"{self.name}: wanted factors that are positive and finite, got {wrong}")
-        spread = fmean(max(now) / median(now) for now in zip(*self.ratios, strict=True))
+        if self.steps_per_sample < 1:
+            raise TraceError(f"{self.name}: wanted at least one step per sample, got {self.steps_per_sample}")
+        fast = len(self.ratios) // 4
+        spread = fmean(max(now) / sorted(now)[fast] for now in zip(*self.ratios, strict=True))
         object.__setattr__(self, "has_stragglers", spread >= STRAGGLER_RATIO)
 
     @property
@@ -98,15 +107,17 @@ class Table:
     @property
     def num_steps(self) -> int:
         """Steps until it repeats."""
-        return len(self.ratios[0])
+        return len(self.ratios[0]) * self.steps_per_sample
 
     def slowdown(self, rank: Rank, step: int, now_s: float) -> float:  # noqa: ARG002 - the table goes by steps alone
         """Return the measured factor of the rank's step; see `Trace`."""
         row = self.ratios[rank]
-        return row[step % len(row)]
+        return row[step // self.steps_per_sample % len(row)]
 
 
-def from_samples(name: str, samples: Iterable[tuple[int, int, float]], in_seconds: bool = True) -> Table:
+def from_samples(
+    name: str, samples: Iterable[tuple[int, int, float]], in_seconds: bool = True, steps_per_sample: int = 1
+) -> Table:
     """Turn measured step times into a table of ratios.
 
     Steps and ranks are numbered anew, 0, 1, ..., in the order of their numbers in the source. The reference, a
@@ -118,6 +129,7 @@ def from_samples(name: str, samples: Iterable[tuple[int, int, float]], in_second
         name: What to call the trace; also the source in an error.
         samples: (step, rank, time) in any order; numbers >= 0, times > 0 and finite, all in one unit.
         in_seconds: Whether that unit is a second.
+        steps_per_sample: Steps that each stands for, >= 1; the table repeats it as often.
 
     Returns:
         The table.
@@ -147,6 +159,7 @@ def from_samples(name: str, samples: Iterable[tuple[int, int, float]], in_second
     return Table(
         name,
         ratios=tuple(tuple(time / reference for time in _carried_on(row)) for row in measured),
+        steps_per_sample=steps_per_sample,
         reference_s=reference if in_seconds else None,
         source_ranks=tuple(ranks),
         carried=frozenset((r, s) for r, row in enumerate(measured) for s, time in enumerate(row) if time is None),
