@@ -159,6 +159,12 @@ def test_the_turn_goes_round_and_everybody_has_one(num_ranks):
         assert sorted(rank for (rank,) in whose[first : first + num_ranks]) == list(range(num_ranks))
 
 
+def test_every_round_has_an_order_of_its_own():
+    trace = Rotating(8, turn_s=None, turn_steps=1, seed=3)
+    whose = [next(r for r in range(8) if trace.factor(r, step, 0.0) > 1) for step in range(48)]
+    assert len({tuple(whose[first : first + 8]) for first in range(0, 48, 8)}) == 6
+
+
 def test_drifting_never_gets_faster_and_leaves_the_others_alone():
     trace = Drifting(4, rank=2, slow_factor=5.0, start_s=50.0, ramp_s=100.0)
     factors = [trace.factor(2, 0, float(now)) for now in range(0, 300, 5)]
@@ -222,6 +228,14 @@ def test_episodes_are_as_long_and_as_frequent_as_they_say():
     assert all(1.5 <= factor <= 4.0 for factor, _ in runs)
     assert max(seconds for _, seconds in runs) <= 6020.0
     assert fmean(factor for factor, _ in runs) == pytest.approx(2.75, rel=0.06)
+
+
+def test_an_episode_goes_on_over_the_border_of_its_frame():
+    trace = Episodes(16, mean_gap_s=20_000.0, mean_length_s=1e9, longest_s=1000.0, seed=2)  # all are cut at the longest
+    rows = ([trace.factor(rank, 0, 10.0 * i) > 1 for i in range(10_000)] for rank in range(16))
+    lengths = [10.0 * sum(run) for row in rows for is_slow, run in groupby(row) if is_slow]
+    assert len(lengths) > 30
+    assert all(seconds >= 990.0 for seconds in lengths)
 
 
 def test_a_run_begins_before_any_episode():
