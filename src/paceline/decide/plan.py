@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from paceline.decide.estimate import LrRule
-from paceline.decide.selector import Policy
-from paceline.policy.barrier import BSP
-from paceline.policy.ring import AttachedRing
+from paceline.policy import catalog
+from paceline.policy.base import SyncPolicy
 from paceline.types import NoiseScale, StepTiming, Update, Verdict
 
 S = TypeVar("S")
@@ -31,7 +30,7 @@ class Plan:
 
     epoch: int
     effective_step: int
-    policy: Policy
+    policy: SyncPolicy[Any]
     lr_scale: float
     predicted_gain: float
     reason: str
@@ -42,43 +41,12 @@ class Plan:
         return {
             "epoch": self.epoch,
             "effective_step": self.effective_step,
-            "policy": policy_to_json(self.policy),
+            "policy": catalog.to_json(self.policy),
             "lr_scale": self.lr_scale,
             "predicted_gain": self.predicted_gain,
             "reason": self.reason,
             "batch_sizes": self.batch_sizes and list(self.batch_sizes),
         }
-
-
-def policy_to_json(policy: Policy) -> dict[str, Any]:
-    """A policy as a JSON-ready object."""
-    if isinstance(policy, AttachedRing):
-        return {
-            "name": "AttachedRing",
-            "ring": list(policy.ring),
-            "parent_of": {str(child): parent for child, parent in policy.parent_of.items()},
-            "max_staleness": policy.max_staleness,
-        }
-    return {"name": "BSP"}
-
-
-def policy_from_json(data: Mapping[str, Any]) -> Policy:
-    """The policy behind such an object.
-
-    Raises:
-        ValueError: an unknown name.
-
-    Example:
-        >>> policy_from_json(policy_to_json(AttachedRing((0, 1), {2: 0}))).parent_of
-        {2: 0}
-    """
-    match data["name"]:
-        case "BSP":
-            return BSP()
-        case "AttachedRing":
-            parent_of = {int(child): parent for child, parent in data["parent_of"].items()}
-            return AttachedRing(tuple(data["ring"]), parent_of, data["max_staleness"])
-    raise ValueError(f"unknown policy {data['name']!r}; wanted 'BSP' or 'AttachedRing'")
 
 
 def plan_from_json(data: Mapping[str, Any]) -> Plan:
@@ -87,7 +55,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     return Plan(
         **{
             **data,
-            "policy": policy_from_json(data["policy"]),
+            "policy": catalog.from_json(data["policy"]),
             "batch_sizes": tuple(batch_sizes) if batch_sizes else None,
         }
     )
@@ -136,7 +104,7 @@ class Decider(Protocol[S]):
     """Turns observations into decisions: our controller, and every published one beside it. State is a value."""
 
     @property
-    def initial(self) -> Policy:
+    def initial(self) -> SyncPolicy[Any]:
         """The policy that training starts with."""
         ...
 

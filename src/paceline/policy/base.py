@@ -79,7 +79,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A rank is gone for good: dead, or done."""
+    """A rank is gone for good: dead, or done. A gradient of its that is held goes with it."""
 
     rank: Rank
 
@@ -124,14 +124,22 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Tell this computing rank to give up its gradient, which counts as dropped; it then waits to be released."""
+    """Tell this computing rank to give up its gradient, which counts as dropped; from now on it waits to be released.
+
+    Where the gradient is on its way already, the shell throws it away and announces no arrival.
+    """
 
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a `Tick` with this token when so much time has passed."""
+    """Send a `Tick` with this token when so much time has passed; one that nobody needs any more does no harm.
+
+    Args:
+        after_s: From now, seconds, > 0.
+        token: Comes back with the tick; no two that are under way have the same.
+    """
 
     after_s: float
     token: int
@@ -144,8 +152,10 @@ class SyncPolicy(Protocol[S]):
     """Decides whose gradients join which update and who may go on. A frozen dataclass is its own configuration.
 
     What every policy promises, and the contract suite checks: it applies only gradients that have arrived and each
-    at most once; it releases only ranks that wait; its staleness bound holds; survivors go on when a rank leaves;
-    the same input gives the same output, and states pickle.
+    at most once; it releases only ranks that wait, and cancels only ranks that compute; as long as computing ranks
+    arrive and wakes are answered nobody waits for ever, whoever leaves or joins; its staleness bound holds; the same
+    input gives the same output; states pickle, and the policy survives JSON (`catalog.py`). It takes no notice of
+    arrivals of ranks that it does not expect.
     """
 
     @property
