@@ -180,6 +180,7 @@ class Update:
         dropped: Samples by rank whose gradient was refused, as too stale or not finite.
         staleness: By attached rank in either of them: versions between its parameters and this update.
         lr_scale: Factor on the learning rate for this update.
+        at_s: When, on the clock of whoever tells, seconds; only differences mean anything. 0 where nobody knows.
     """
 
     version: int
@@ -187,6 +188,7 @@ class Update:
     dropped: dict[Rank, int]
     staleness: dict[Rank, int]
     lr_scale: float
+    at_s: float = 0.0
 
 
 class FaultKind(StrEnum):

@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "__init__": _BASE | {"act", "measure"},
     "cli": _ANYTHING,
     "demo": _ANYTHING,
+    "evaluate": _ANYTHING,
     "local": _ANYTHING,
     "__main__": _ANYTHING,
 }

@@ -320,6 +320,7 @@ class RingRole:
             dropped={c: s[1] for c, s in by_child if s[1]},
             staleness={c: s[3] for c, s in by_child if s[0] or s[1]},
             lr_scale=self._lr_scale(exchange),
+            at_s=time.monotonic(),
         )
 
     def begin_epoch(self) -> None:

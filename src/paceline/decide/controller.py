@@ -11,22 +11,28 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from paceline.decide.estimate import Conditions, LrRule, estimate, lr_scale, updates_needed
+from paceline.decide.candidates import Mode
+from paceline.decide.estimate import LrRule, lr_scale
 from paceline.decide.plan import Adopted, Decision, Gain, Observation, Plan, Rejected
-from paceline.decide.selector import Policy, Selector
+from paceline.decide.rehearse import Arch, Conditions, OwnStep, estimate
+from paceline.decide.selector import Selector
 from paceline.policy.barrier import BSP
-from paceline.policy.ring import AttachedRing
+from paceline.policy.base import SyncPolicy
 from paceline.predict.attribution import verdict
 from paceline.predict.detector import Detector, DetectorState
 from paceline.predict.forecast import Ewma, Forecaster
 from paceline.types import NoiseScale, Rank, StepTiming, Update
 
-_MAX_ROWS = 32  # complete rows kept: enough for the dwell time and the cost of a reduction
+_MAX_ROWS = 32  # rows, and steps of every rank, that are kept: enough for the dwell time and for a rehearsal
+_MAX_HISTORY = 64  # steps of every rank that its history goes back
+_NEWS_RATIO = 0.15  # conditions that differ by less than this from those judged last are not judged again ...
+_JUDGED_FOR = 100  # ... for so many steps
+_SURE_ROWS = 1.4  # steps' worth of waiting that is no accident any more
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
-    """How the steps before a plan went: what its gain is measured against."""
+class Pace:
+    """How updates went under one mode: what the gain of a plan is measured by."""
 
     interval_s: float
     batch_samples: float
@@ -34,21 +40,48 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class ControllerState:
-    """Everything the controller remembers; a value."""
+    """Everything the controller remembers; a value.
+
+    Args:
+        detector, forecasts: State of the parts.
+        mode: In force.
+        noise: The gradient noise scale, samples; None while unknown.
+        comm_s: Exchange among all ranks without waiting, seconds; None while unknown.
+        step: Number of the latest exchange.
+        since_step: First exchange under the present mode.
+        num_plans: Plans made and not rejected.
+        pending: A plan on its way.
+        adopted, before: A plan whose gain is still to be measured, and the pace before it.
+        recent: The latest timings by step and rank.
+        own_steps: The latest own times of every rank since its last jump.
+        history: The same, jumps or not.
+        updates: Time and samples of the latest updates under the present mode.
+        judged: Conditions of the latest choice, and at which step.
+        named: The slow ranks that verdicts were given on.
+    """
 
     detector: DetectorState
     forecasts: Any
-    policy: Policy = field(default_factory=BSP)
+    mode: Mode = field(default_factory=lambda: Mode(BSP()))
     noise: float | None = None
+    comm_s: float | None = None
     step: int = 0
     since_step: int = 0
     num_plans: int = 0
     pending: Plan | None = None
     adopted: Plan | None = None
-    before: Baseline | None = None
+    before: Pace | None = None
     recent: Mapping[int, Mapping[Rank, StepTiming]] = field(default_factory=dict)
-    batches: tuple[int, ...] = ()
+    own_steps: Mapping[Rank, tuple[OwnStep, ...]] = field(default_factory=dict)
+    history: Mapping[Rank, tuple[OwnStep, ...]] = field(default_factory=dict)
+    updates: tuple[tuple[float, int], ...] = ()
+    judged: tuple[int, tuple[float, ...]] = (0, ())
     named: frozenset[Rank] = frozenset()
+
+    @property
+    def policy(self) -> SyncPolicy[Any]:
+        """The policy in force."""
+        return self.mode.policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +95,9 @@ class Controller:
         detector, forecaster, selector: The parts.
         dwell_steps: Steps between two plans, at least.
         fence_s: How long a plan takes to reach every rank; sets its `effective_step`, seconds.
-        staleness_cost: See `Conditions`.
+        staleness_cost, arch, fixed_ratio, history_weight: See `Conditions`.
+        waste_ratio: While nobody is slow beyond doubt, training is left as it is unless the slowest rank of a step,
+            whoever it is, costs at least this share of the time on average; `inf` for never.
 
     Example:
         >>> controller = Controller(hosts=("a",) * 4, batch_size=32)
@@ -84,13 +119,22 @@ class Controller:
     forecaster: Forecaster[Any] = field(default_factory=Ewma)
     selector: Selector = field(default_factory=Selector)
     dwell_steps: int = 20
-    fence_s: float = 0.3
+    fence_s: float = 0.25
     staleness_cost: float = 0.1
+    arch: Arch = "ring"
+    fixed_ratio: float = 1.0
+    waste_ratio: float = math.inf
+    history_weight: float = 0.0
 
     @property
-    def initial(self) -> Policy:
-        """Everybody in the ring."""
+    def initial(self) -> SyncPolicy[Any]:
+        """Everybody in every update."""
         return BSP()
+
+    @property
+    def reference_samples(self) -> int:
+        """Samples per update that the learning rate was tuned for."""
+        return self.batch_size * len(self.hosts)
 
     def init(self) -> ControllerState:
         """Return the state before the first step: everybody in the ring."""
@@ -105,55 +149,103 @@ class Controller:
             case NoiseScale():
                 return replace(state, noise=seen.value), ()
             case Update():
-                return replace(state, batches=(*state.batches, sum(seen.contributions.values()))[-200:]), ()
+                return self._on_update(state, seen)
             case Adopted(plan):
                 return self._on_adopted(state, plan), ()
             case Rejected():
-                return replace(state, pending=None, num_plans=state.num_plans - 1), ()
+                return replace(state, pending=None, num_plans=state.num_plans - 1, judged=(0, ())), ()
 
     def conditions(self, state: ControllerState) -> Conditions | None:
         """What the next choice would rest on; None while some rank is unknown."""
-        times: dict[Rank, float] = {}
-        for rank in range(len(self.hosts)):
-            forecast = self.forecaster.forecast(state.forecasts, rank)
-            if forecast is None or forecast.mean_s <= 0:
-                return None
-            times[rank] = forecast.mean_s
-        # Of a row that is not complete yet, the rank still missing may be the one that all others wait for.
-        rows = self._full_rows(state)[-10:]
-        comm = median(min(t.wait_s for t in row.values()) for row in rows) if rows else 0.0
+        if len(state.own_steps) < len(self.hosts):
+            return None
+        return Conditions(
+            state.own_steps,
+            self._comm_s(state) or 0.0,
+            self.batch_size,
+            self._noise(state),
+            self.staleness_cost,
+            self.lr_rule,
+            self.arch,
+            self.fixed_ratio,
+            state.mode.batch_sizes,
+            state.history,
+            self.history_weight,
+        )
+
+    def _noise(self, state: ControllerState) -> float:
         # Before the noise scale is known, assume it equals the batch: half way between the two extremes.
-        noise = state.noise if state.noise is not None else float(self.batch_size * len(self.hosts))
-        return Conditions(times, comm, self.batch_size, noise, self.staleness_cost)
+        return state.noise if state.noise is not None else float(self.reference_samples)
 
     def _full_rows(self, state: ControllerState, since: int = 0) -> list[Mapping[Rank, StepTiming]]:
         """The recent rows after step `since` in which every member has reported, oldest first."""
         members = self._members(state.policy)
         return [row for step, row in sorted(state.recent.items()) if step > since and len(row) == len(members)]
 
-    def _members(self, policy: Policy) -> frozenset[Rank]:
-        return frozenset(policy.ring) if isinstance(policy, AttachedRing) else frozenset(range(len(self.hosts)))
+    def _members(self, policy: SyncPolicy[Any]) -> frozenset[Rank]:
+        """Ranks that step together as far as anybody does: they complete a row."""
+        ring: tuple[Rank, ...] | None = getattr(policy, "ring", None)
+        return frozenset(range(len(self.hosts)) if ring is None else ring)
+
+    # ---- what is seen --------------------------------------------------------------------------------------------
 
     def _on_timing(self, state: ControllerState, timing: StepTiming) -> tuple[ControllerState, tuple[Decision, ...]]:
-        members = self._members(state.policy)
+        rank, members = timing.rank, self._members(state.policy)
         detector = self.detector.observe(state.detector, timing)
-        forecasts, recent, row_is_complete = state.forecasts, state.recent, True
-        if timing.expected_s == 0.0:
+        forecasts, own_steps, history = state.forecasts, state.own_steps, state.history
+        if timing.expected_s == 0.0 and timing.own_s > 0.0:
             forecasts = self.forecaster.observe(forecasts, timing)
-        if timing.rank in members:  # an attached rank's step is news of its own and completes no row
-            row = {**recent.get(timing.step, {}), timing.rank: timing}
+            known = self.forecaster.forecast(forecasts, rank)
+            keep = min(_MAX_ROWS, known.num_samples) if known else 1
+            latest = OwnStep(timing.own_s, timing.samples or self.batch_size)
+            own_steps = {**own_steps, rank: (*own_steps.get(rank, ()), latest)[-keep:]}
+            if self.history_weight:
+                history = {**history, rank: (*history.get(rank, ()), latest)[-_MAX_HISTORY:]}
+        recent, step, row_is_complete = state.recent, state.step, True
+        if rank in members:  # an attached rank's step is news of its own and completes no row
+            row = {**recent.get(timing.step, {}), rank: timing}
             recent = {**recent, timing.step: row}
             if len(recent) > _MAX_ROWS:
                 del recent[min(recent)]
             row_is_complete = len(row) == len(members)
-        step = max(state.step, timing.step) if timing.rank in members else state.step
-        state = replace(state, detector=detector, forecasts=forecasts, recent=recent, step=step)
+            step = max(step, timing.step)
+        state = replace(
+            state,
+            detector=detector,
+            forecasts=forecasts,
+            own_steps=own_steps,
+            history=history,
+            recent=recent,
+            step=step,
+        )
         state, verdicts = self._name_slow(state)
         if not row_is_complete:
             return state, verdicts
-        state, gains = self._measure_gain(state)
-        state, plans = self._decide(state)
-        return state, (*verdicts, *gains, *plans)
+        state, decisions = self._act(state)
+        return state, (*verdicts, *decisions)
+
+    def _on_update(self, state: ControllerState, update: Update) -> tuple[ControllerState, tuple[Decision, ...]]:
+        made = (update.at_s, sum(update.contributions.values()))
+        state = replace(state, step=max(state.step, update.version), updates=(*state.updates[-200:], made))
+        # Where ranks do not step together no row is ever complete: then updates are the occasion.
+        return (state, ()) if isinstance(state.policy, BSP) else self._act(state)
+
+    def _on_adopted(self, state: ControllerState, plan: Plan) -> ControllerState:
+        return replace(
+            state,
+            mode=Mode(plan.policy, plan.batch_sizes),
+            detector=self.detector.set_members(state.detector, self._members(plan.policy)),
+            since_step=plan.effective_step,
+            step=max(state.step, plan.effective_step - 1),
+            pending=None,
+            adopted=plan,
+            before=self._pace(state, since=state.since_step),
+            recent={},
+            updates=(),
+            judged=(0, ()),
+        )
+
+    # ---- what follows --------------------------------------------------------------------------------------------
 
     def _name_slow(self, state: ControllerState) -> tuple[ControllerState, tuple[Decision, ...]]:
         slow = state.detector.slow
@@ -162,82 +254,104 @@ class Controller:
         fresh = [verdict(rank, self.hosts[rank], state.detector.windows[rank]) for rank in sorted(slow - state.named)]
         return replace(state, named=slow), tuple(fresh)
 
+    def _act(self, state: ControllerState) -> tuple[ControllerState, tuple[Decision, ...]]:
+        state, gains = self._measure_gain(state)
+        state, plans = self._decide(state)
+        return state, (*gains, *plans)
+
     def _decide(self, state: ControllerState) -> tuple[ControllerState, tuple[Decision, ...]]:
         if state.pending is not None:
             return state, ()
-        in_ring = isinstance(state.policy, BSP)
-        if in_ring and not state.detector.slow:
-            return state, ()  # nobody is slow beyond doubt: leave training as it is
         if state.since_step and state.step < state.since_step + self.dwell_steps:
             return state, ()
+        if state.mode == Mode(BSP()) and not state.detector.slow and not self._is_wasteful(state):
+            return state, ()  # nobody is slow beyond doubt: leave training as it is
         given = self.conditions(state)
-        if given is None:
+        if given is None or not self._is_news(state, given):
             return state, ()
-        choice = self.selector.choose(state.policy, given)
-        if choice.policy == state.policy:
+        state = replace(state, comm_s=given.comm_s, judged=(state.step, _gist(given)))
+        choice = self.selector.choose(state.mode, given)
+        if choice.mode == state.mode:
             return state, ()
-        margin = max(2, math.ceil(self.fence_s / max(choice.staying.interval_s, 1e-3)))
-        scale = lr_scale(self.lr_rule, choice.estimate.batch_samples, self.batch_size * len(self.hosts))
+        margin = 1 + math.ceil(self.fence_s / max(choice.staying.interval_s, 1e-3))
         plan = Plan(
             epoch=state.num_plans + 1,
             effective_step=state.step + margin,
-            policy=choice.policy,
-            lr_scale=scale,
+            policy=choice.mode.policy,
+            lr_scale=self._lr_scale(state, choice.estimate.batch_samples),
             predicted_gain=choice.gain,
             reason=choice.reason,
+            batch_sizes=choice.mode.batch_sizes,
         )
         return replace(state, pending=plan, num_plans=plan.epoch), (plan,)
 
-    def _on_adopted(self, state: ControllerState, plan: Plan) -> ControllerState:
-        return replace(
-            state,
-            policy=plan.policy,
-            detector=self.detector.set_members(state.detector, self._members(plan.policy)),
-            since_step=plan.effective_step,
-            step=max(state.step, plan.effective_step - 1),
-            pending=None,
-            adopted=plan,
-            before=self._progress(state, since=state.since_step),
-            recent={},
-            batches=(),
-        )
+    def _is_news(self, state: ControllerState, given: Conditions) -> bool:
+        step, before = state.judged
+        if not before or state.step >= step + _JUDGED_FOR:
+            return True
+        return any(abs(new - old) > _NEWS_RATIO * old for new, old in zip(_gist(given), before, strict=True))
 
-    def _progress(self, state: ControllerState, since: int) -> Baseline | None:
-        """Median interval and mean batch of the recent full rows from step `since` on."""
+    def _is_wasteful(self, state: ControllerState) -> bool:
+        """Whether the slowest rank of each step, whoever it is, costs enough, and has cost enough to be sure."""
+        if math.isinf(self.waste_ratio):
+            return False
+        rows = [[timing.own_s for timing in row.values()] for row in self._full_rows(state)[-_MAX_ROWS // 2 :]]
+        wastes = [(max(own) - median(own)) / max(own) for own in rows]
+        return sum(wastes) > max(_SURE_ROWS, self.waste_ratio * len(wastes))
+
+    def _comm_s(self, state: ControllerState) -> float | None:
+        """The exchange among all ranks: what even the rank that all others wait for waits, seconds."""
+        # Of a row that is not complete yet, the rank still missing may be the one that all others wait for.
+        rows = self._full_rows(state)[-10:] if self.arch == "ring" or isinstance(state.policy, BSP) else []
+        return median(min(t.wait_s for t in row.values()) for row in rows) if rows else state.comm_s
+
+    def _lr_scale(self, state: ControllerState, batch_samples: float) -> float:
+        return lr_scale(self.lr_rule, batch_samples, self.reference_samples, self._noise(state))
+
+    def _pace(self, state: ControllerState, since: int) -> Pace | None:
+        """How updates have gone from step `since` on."""
+        times = [at_s for at_s, _ in state.updates]
+        # A pause that was announced is no part of an update's time: only rows can leave it out.
+        paused = any(timing.expected_s for row in state.recent.values() for timing in row.values())
+        if len(times) > 1 and times[-1] > times[0] and not paused:
+            return Pace((times[-1] - times[0]) / (len(times) - 1), fmean(samples for _, samples in state.updates))
         rows = self._full_rows(state, since)
         if not rows:
             return None
         interval = median(max(t.wall_s - t.expected_s for t in row.values()) for row in rows[-self.dwell_steps :])
         if isinstance(state.policy, BSP):
-            batch = float(self.batch_size * len(self.hosts))
-        elif state.batches:
-            batch = fmean(state.batches)
+            batch = float(self.reference_samples)
+        elif state.updates:
+            batch = fmean(samples for _, samples in state.updates)
         else:
             given = self.conditions(state)
             batch = estimate(state.policy, given).batch_samples if given else float(self.batch_size)
-        return Baseline(interval, batch)
+        return Pace(interval, batch)
 
     def _measure_gain(self, state: ControllerState) -> tuple[ControllerState, tuple[Decision, ...]]:
         plan = state.adopted
         if plan is None or state.step < plan.effective_step + self.dwell_steps:
             return state, ()
-        after = self._progress(state, since=plan.effective_step)
-        state = replace(state, adopted=None)
-        if state.before is None or after is None:
+        after = self._pace(state, since=plan.effective_step)
+        before, state = state.before, replace(state, adopted=None)
+        if before is None or after is None:
             return state, ()
-        noise = state.noise if state.noise is not None else float(self.batch_size * len(self.hosts))
-
-        def cost(b: Baseline) -> float:
-            return b.interval_s * updates_needed(b.batch_samples, noise)
-
+        faster = before.interval_s / after.interval_s
+        progress = self._lr_scale(state, after.batch_samples) / self._lr_scale(state, before.batch_samples)
         return state, (
             Gain(
                 plan.epoch,
                 plan.predicted_gain,
-                cost(state.before) / cost(after),
-                state.before.interval_s,
+                faster * progress,
+                before.interval_s,
                 after.interval_s,
-                state.before.batch_samples,
+                before.batch_samples,
                 after.batch_samples,
             ),
         )
+
+
+def _gist(given: Conditions) -> tuple[float, ...]:
+    """The numbers that a choice turns on, in order: what has to change for another one."""
+    times = given.own_times_s
+    return (*(times[rank] for rank in sorted(times)), given.comm_s, min(given.noise_scale, 1e9))

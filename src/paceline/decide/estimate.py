@@ -1,22 +1,17 @@
-"""Time to accuracy: turns own times, noise scale and staleness into the cost of each synchronisation mode. Pure.
+"""How many updates, how far apart: turns batch, noise scale and own times into the factors of time to accuracy. Pure.
 
-Two factors make time to accuracy: how long an update takes, and how many updates are needed. Both are *relative*:
-they rank modes against each other on the same job and predict no absolute time.
+All of them are *relative*: they rank modes against each other on the same job and predict no absolute time. What a
+mode makes of them comes from `rehearse.py`.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
-from paceline.policy.barrier import BSP
-from paceline.policy.ring import AttachedRing
-from paceline.types import Rank
-
-LrRule = Literal["linear", "sqrt", "none"]
+LrRule = Literal["linear", "sqrt", "adascale", "none"]
 _LARGEST_NOISE = 1e9  # stands in for an infinite noise scale: then progress is proportional to samples
 
 
@@ -135,104 +130,26 @@ def grouped_time_s(groups: Sequence[Sequence[float]], batch_size: float, noise_s
     return 1.0 / sum(rates)
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What an estimate rests on.
-
-    Args:
-        own_times_s: Forecast own time per step by rank, seconds, > 0.
-        comm_s: Time of the reduction itself, without waiting for anybody, seconds, >= 0.
-        batch_size: Samples per rank and step, > 0.
-        noise_scale: Samples, >= 0.
-        staleness_cost: Extra updates per version of mean staleness, as a ratio, >= 0.
-    """
-
-    own_times_s: Mapping[Rank, float]
-    comm_s: float
-    batch_size: float
-    noise_scale: float
-    staleness_cost: float = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """The predicted cost of one policy.
-
-    Args:
-        interval_s: Time between updates, seconds.
-        batch_samples: Mean samples per update.
-        mean_staleness: Versions, weighted by samples.
-        time_to_accuracy_s: Seconds per unit of progress; lower is better.
-    """
-
-    interval_s: float
-    batch_samples: float
-    mean_staleness: float
-    time_to_accuracy_s: float
-
-
-def estimate(policy: BSP | AttachedRing, given: Conditions) -> Estimate:
-    """Predict the time to accuracy of a policy.
-
-    T = interval * n(batch per update) * (1 + lambda * mean staleness)
-
-    BSP's interval is the slowest own time plus the reduction. AttachedRing's is the slowest *ring* member's; an
-    attached rank with own time t joins every k-th update on average, k = t / interval + 1, with staleness k - 1: what
-    it has sent waits for an update to take it in, so even an equally fast one misses every other.
-
-    Args:
-        policy: What to judge.
-        given: Forecasts and noise, for every rank of the policy.
-
-    Returns:
-        The estimate; `time_to_accuracy_s` compares only with others made from the same `given`.
-
-    Source:
-        STAR, heuristic selection (AR: t(x) = s_x, ring gradients only). Ours differs: contributions of attached
-        ranks count, a gradient beyond the staleness bound does not, and staleness costs. Without that last term
-        the heuristic degenerates to ASGD.
-
-    Example:
-        >>> given = Conditions({0: 0.05, 1: 0.05, 2: 0.25, 3: 0.05}, 0.0, batch_size=32, noise_scale=60.0)
-        >>> bsp = estimate(BSP(), given)
-        >>> ring = estimate(AttachedRing(ring=(0, 1, 3), parent_of={2: 0}), given)
-        >>> round(bsp.time_to_accuracy_s / ring.time_to_accuracy_s, 1)
-        4.5
-    """
-    times = given.own_times_s
-    if isinstance(policy, BSP):
-        interval = max(times.values()) + given.comm_s
-        batch, staleness = given.batch_size * len(times), 0.0
-    else:
-        interval = max(times[rank] for rank in policy.ring) + given.comm_s
-        share, stale = float(len(policy.ring)), 0.0
-        for child in policy.parent_of:
-            every = times[child] / interval + 1.0
-            if every - 1 <= policy.max_staleness:
-                share += 1.0 / every
-                stale += (every - 1) / every
-        batch, staleness = given.batch_size * share, stale / share
-    needed = updates_needed(batch, given.noise_scale)
-    time_s = interval * needed * (1.0 + given.staleness_cost * staleness)
-    return Estimate(interval, batch, staleness, time_s)
-
-
-def lr_scale(rule: LrRule, batch_samples: float, reference_samples: float) -> float:
+def lr_scale(rule: LrRule, batch_samples: float, reference_samples: float, noise_scale: float | None = None) -> float:
     """Return the factor on the learning rate for an update of another batch than the tuned one.
 
     linear: b / b_ref (SGD);  sqrt: sqrt(b / b_ref) (Adam and its kin);  none: 1
+    adascale: (1 + phi / b_ref) / (1 + phi / b), which is linear far below the noise scale and 1 far above it
+
+    It is also the progress that such an update makes, relative to one of the reference batch, while steps are small.
 
     Args:
         rule: Which rule.
         batch_samples: Samples in the update, > 0.
         reference_samples: Samples that the learning rate was tuned for, > 0.
+        noise_scale: phi, samples, >= 0, for "adascale"; while it is None that rule is the linear one.
 
     Raises:
         ValueError: an unknown rule or a batch that is not positive.
 
     Source:
-        Goyal et al. 2017 (linear); Krizhevsky 2014, Malladi et al. 2022 (square root). STAR's division by N
-        instead of x is the linear rule.
+        Goyal et al. 2017 (linear); Krizhevsky 2014, Malladi et al. 2022 (square root); Johnson et al. 2020
+        (AdaScale's gain). STAR's division by N instead of x is the linear rule.
 
     Example:
         >>> lr_scale("linear", 96, 128), lr_scale("sqrt", 32, 128)
@@ -246,6 +163,10 @@ def lr_scale(rule: LrRule, batch_samples: float, reference_samples: float) -> fl
             return ratio
         case "sqrt":
             return math.sqrt(ratio)
+        case "adascale":
+            if noise_scale is None:
+                return ratio
+            return updates_needed(reference_samples, noise_scale) / updates_needed(batch_samples, noise_scale)
         case "none":
             return 1.0
-    raise ValueError(f"unknown learning rate rule {rule!r}; wanted 'linear', 'sqrt' or 'none'")
+    raise ValueError(f"unknown learning rate rule {rule!r}; wanted 'linear', 'sqrt', 'adascale' or 'none'")
