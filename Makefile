@@ -17,8 +17,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/paceline demo --out demo_run
 
+# What is pure runs on all cores; what starts processes of its own runs one at a time, as timing matters to it.
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses auto tests/unit tests/contract src
+	@$(BIN)/python -m pytest tests/multiprocess tests/equivalence
 
 # Lint, format, types and every example: what CI runs after the tests.
 check: $(STAMP)
