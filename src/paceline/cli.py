@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from paceline.errors import ConfigError, PacelineError
@@ -124,6 +126,216 @@ def report(
     else:
         console.print(text(summary), highlight=False, markup=False)
         console.print(f"Report: {run_dir / 'report.html'}", highlight=False)
+
+
+@app.command()
+def simulate(
+    trace: Annotated[
+        str,
+        typer.Argument(
+            help="A family of stragglers, such as constant:rank=2,slow_factor=4, a CSV or Parquet file of step times, "
+            "or a run directory."
+        ),
+    ],
+    ranks: Annotated[int | None, typer.Option(help="How many; 8, or as many as were measured, by default.")] = None,
+    arch: Annotated[str, typer.Option(help="How gradients travel: ps (parameter server) or ring (all-reduce).")] = "ps",
+    modes: Annotated[
+        str, typer.Option(help="all, or names with commas: auto, published methods, policies such as ksync:6.")
+    ] = "all",
+    task: Annotated[str, typer.Option(help="What is trained: digits, mnist1d or chars.")] = "digits",
+    seeds: Annotated[int, typer.Option(help="Repetitions with other models, orders and stragglers.")] = 3,
+    out: Annotated[Path, typer.Option(help="Directory for table and page.")] = Path("simulation"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """What if: train a real model in virtual time, in every mode, with the stragglers of a trace."""
+    from paceline.evaluate.simulation import Options, simulate_modes
+    from paceline.evaluate.source import find_source
+
+    options = Options(find_source(trace, ranks), _arch(arch), _modes(modes), task, seeds, out)
+    with _bar("simulating", as_json) as on_progress:
+        table = simulate_modes(options, on_progress)
+    if as_json:
+        print(json.dumps(table, indent=2))
+    else:
+        _print_simulation(table, options.out)
+    if table["errors"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def evaluate(
+    quick: Annotated[bool, typer.Option("--quick", help="Four kinds of stragglers, one task, two seeds.")] = False,
+    arch: Annotated[str | None, typer.Option(help="ps or ring; both by default.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Repetitions; 5 by default.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Names with commas; all by default.")] = None,
+    traces: Annotated[str | None, typer.Option(help="Kinds of stragglers, with commas; all by default.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Names and patterns with commas, such as auto,ssgd,fixed:*; all by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory for rows, table and page; used again, it goes on.")] = Path(
+        "evaluation"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Time to accuracy of every method under every kind of stragglers: the figures behind the claims."""
+    from dataclasses import replace
+
+    from paceline.evaluate import evaluation
+
+    chosen: dict[str, Any] = {
+        "archs": arch and (_arch(arch),),
+        "num_seeds": seeds,
+        "tasks": tasks and _names(tasks),
+        "traces": traces and _names(traces),
+        "methods": methods and _names(methods),
+    }
+    base = evaluation.Options.quick() if quick else evaluation.Options()
+    options = replace(base, out=out, **{name: value for name, value in chosen.items() if value is not None})
+    with _bar("evaluating", as_json) as on_progress:
+        table = evaluation.evaluate(options, on_progress)
+    if as_json:
+        print(json.dumps(table, indent=2))
+    else:
+        _print_evaluation(table, options.out)
+    if table["errors"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory: it holds run.jsonl.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Feed a recorded run through the same controller: does it decide the same? Exit code 1 if not."""
+    from paceline.evaluate.replay import replay as replay_lines
+    from paceline.record import read
+
+    result = replay_lines(read(run_dir))
+    if as_json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        _print_replay(result)
+    if not result.is_equal:
+        raise typer.Exit(1)
+
+
+def _arch(name: str) -> Any:
+    if name not in ("ps", "ring"):
+        raise ConfigError(f"--arch must be ps or ring, got {name!r}")
+    return name
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    """Names with commas; groups of ranks have commas too, and no mode begins with a digit."""
+    names: list[str] = []
+    for part in text.split(","):
+        if names and part[:1].isdigit():
+            names[-1] += f",{part}"
+        elif part.strip():
+            names.append(part.strip())
+    return tuple(names)
+
+
+@contextmanager
+def _bar(what: str, on_stderr: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, as a function of what is done and how much there is."""
+    quiet = Console(stderr=True) if on_stderr else console
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=quiet) as bars:
+        bar = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total)
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _print_simulation(table: dict[str, Any], out: Path) -> None:
+    target = f"time to {table['target_accuracy']:.0%}"
+    title = f"{table['trace']}: {table['num_ranks']} ranks, {table['arch_words']}, {table['task']}, virtual seconds"
+    shown = _table(title, "mode", target, "95 % interval", "seeds there", "over the best", "final accuracy", "dropped")
+    for row in table["rows"]:
+        arrives, several = row["num_reached"] > 0, row["num_seeds"] > 1
+        shown.add_row(
+            row["mode"],
+            f"{row['tta_s']:.1f}" if arrives else "never",
+            f"{row['tta_s_low']:.1f} to {row['tta_s_high']:.1f}" if arrives and several else "-",
+            f"{row['num_reached']}/{row['num_seeds']}",
+            f"{row['over_best']:.2f}x" if arrives else "-",
+            f"{row['accuracy']:.1%}",
+            f"{row['dropped_ratio']:.1%}",
+        )
+    console.print(shown)
+    console.print(f"{table['headline']}. {table['lead']}", highlight=False, markup=False)
+    _print_errors(table["errors"])
+    console.print(f"Page: {out / 'simulation.html'}   Numbers: {out / 'simulation.json'}", highlight=False)
+
+
+def _print_evaluation(table: dict[str, Any], out: Path) -> None:
+    from paceline.evaluate.claims import ARCH_WORDS, claims
+
+    for arch in table["setup"]["archs"]:
+        shown = _table(
+            f"{ARCH_WORDS[arch]}: virtual seconds to accuracy, mean of {table['setup']['num_seeds']} seeds",
+            "stragglers", "task", "auto", "ssgd", "best paper", "its time", "limit", "vs ssgd", "vs paper", "regret",
+        )  # fmt: skip
+        for row in (row for row in table["comparisons"] if row["arch"] == arch):
+            shown.add_row(
+                row["trace"],
+                row["task"],
+                *(_number(row[key]) for key in ("auto_s", "ssgd_s")),
+                row["best_published"] or "-",
+                *(_number(row[key]) for key in ("best_published_s", "limit_s")),
+                *(_number(row[key], "x") for key in ("vs_ssgd", "vs_best_published", "regret")),
+            )
+        if shown.row_count:
+            console.print(shown)
+    shown = Table(title="Claims")
+    for name in ("where", "what", "wanted", "measured", "holds"):
+        shown.add_column(name, justify="right" if name in ("wanted", "measured") else "left")
+    for claim in claims(table["summary"]):
+        holds = {True: "[green]yes[/green]", False: "[red]no[/red]", None: "not run"}[claim.holds]
+        shown.add_row(ARCH_WORDS[claim.scope], claim.what, claim.wanted, claim.got, holds)
+    console.print(shown)
+    _print_errors(table["errors"])
+    console.print(f"Page: {out / 'evaluation.html'}   Numbers: {out / 'evaluation.json'}", highlight=False)
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.2f}{unit}" if unit else f"{value:.1f}"
+
+
+def _print_errors(errors: list[dict[str, Any]]) -> None:
+    for error in errors[:5]:
+        who = ", ".join(str(value) for name, value in error.items() if name != "error")
+        console.print(f"failed ({who}): {error['error']}", style="red", highlight=False, markup=False)
+    if len(errors) > 5:
+        console.print(f"and {len(errors) - 5} more", style="red")
+
+
+def _print_replay(result: Any) -> None:
+    shown = Table(title="Plans, live and replayed")
+    for name in ("plan", "step", "live", "replayed", "same"):
+        shown.add_column(name, justify="right" if name in ("plan", "step") else "left")
+    for pair in result.plans:
+        either = pair.live or pair.replayed
+        same = "[green]yes[/green]" if pair.is_equal else "[red]no[/red]"
+        shown.add_row(str(either.epoch), str(either.effective_step), _policy(pair.live), _policy(pair.replayed), same)
+    if result.plans:
+        console.print(shown)
+    console.print(result.text(), highlight=False, markup=False)
+
+
+def _policy(plan: Any) -> str:
+    return "-" if plan is None else str(plan.policy)
 
 
 def main() -> None:

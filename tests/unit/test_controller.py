@@ -495,7 +495,9 @@ class Judged:
 
 def judging(own: OwnTime, **rest: Any) -> tuple[Cluster, Judged]:
     judged = Judged()
-    controller = Controller(hosts=("a",) * 4, batch_size=BATCH, selector=Selector(families=(judged,)))
+    controller = Controller(
+        hosts=("a",) * 4, batch_size=BATCH, selector=Selector(families=(judged,)), rejudge_steps=100
+    )
     return Cluster(own, replace(controller, **rest), agrees=False), judged
 
 

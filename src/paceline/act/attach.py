@@ -32,16 +32,14 @@ from paceline.act.coordinator import Coordinator
 from paceline.act.health import Health, Member
 from paceline.act.hook import gradient_hook
 from paceline.act.layout import fingerprint
-from paceline.act.leader import Leader
+from paceline.act.leader import Leader, live_controller
 from paceline.act.loader import LeaseLoader
 from paceline.act.peers import Peers, Watchdog
 from paceline.act.session import Session
 from paceline.act.switch import RoleKeeper
 from paceline.act.termination import TerminationWatcher
-from paceline.decide.controller import Controller
 from paceline.decide.estimate import LrRule
 from paceline.decide.ledger import Lease, Ledger
-from paceline.decide.selector import Selector
 from paceline.errors import ConfigError, PacelineError, PeerError
 from paceline.measure import taps
 from paceline.measure.timers import GcTimer, StepClock
@@ -221,9 +219,9 @@ class AttachedPace(Pace):
         )
         self._leader: Leader | None = None
         if rank == 0:
-            controller = Controller(hosts, lr_rule=lr_rule, selector=Selector(max_staleness=max_staleness))
             log = RunLog(self.run_dir)
-            _write_header(log, world_size, hosts, mode, peer_timeout_s)
+            _write_header(log, hosts, mode, lr_rule, max_staleness, peer_timeout_s)
+            controller = live_controller(hosts, lr_rule, max_staleness)
             health = Health(members, self._peers.silence_s, self._peers.limit_s)
             self._leader = Leader(controller, log, members, health, advises=mode != "observe")
         self._session = Session(
@@ -575,13 +573,17 @@ def _meet(
     return [Member(hello["host"], hello["pid"]) for hello in everybody], Path(everybody[0]["run_dir"])
 
 
-def _write_header(log: RunLog, world_size: int, hosts: tuple[str, ...], mode: str, peer_timeout_s: float) -> None:
+def _write_header(
+    log: RunLog, hosts: tuple[str, ...], mode: str, lr_rule: LrRule, max_staleness: int, peer_timeout_s: float
+) -> None:
     log.write(
         "run",
         schema=SCHEMA_VERSION,
-        world_size=world_size,
+        world_size=len(hosts),
         hosts=list(hosts),
         mode=mode,
+        lr_rule=lr_rule,
+        max_staleness=max_staleness,
         backend=dist.get_backend(),
         torch=torch.__version__,
         script=Path(sys.argv[0]).name,

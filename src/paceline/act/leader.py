@@ -14,7 +14,9 @@ from paceline.act.coordinator import Board, ReadBatch, Status
 from paceline.act.health import Health, Member
 from paceline.act.negotiation import Negotiator
 from paceline.decide.controller import Controller
+from paceline.decide.estimate import LrRule
 from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected
+from paceline.decide.selector import Selector
 from paceline.errors import PeerError
 from paceline.policy.ring import AttachedRing
 from paceline.predict.noise import NoiseEstimator
@@ -23,6 +25,11 @@ from paceline.types import NormSample, Rank, Verdict
 
 logger = logging.getLogger("paceline")
 _BREATH_S = 1e-4  # slept after each observation: a burst of them must not keep the interpreter from the training thread
+
+
+def live_controller(hosts: tuple[str, ...], lr_rule: LrRule, max_staleness: int) -> Controller:
+    """What decides in a live run; the run log's header has all three, so that a replay has the same one."""
+    return Controller(hosts, lr_rule=lr_rule, selector=Selector(max_staleness=max_staleness))
 
 
 class Leader:
@@ -181,6 +188,7 @@ class Leader:
         if self._advised_for is not None and self._state.named != self._advised_for:
             self._advised_for = None
             if self._state.pending is not None:
+                self.log.write("withdrawn", time_s=round(self.now_s, 4), epoch=self._state.pending.epoch)
                 self._observe(Rejected(self._state.pending))
 
     def _ring_ranks(self) -> list[Rank]:
@@ -197,6 +205,7 @@ class Leader:
 
     def begin_leases(self, batch_size: int, acts: bool) -> None:
         """The loop takes leased batches: from now on plans can be carried out."""
+        self.log.write("leases", time_s=round(self.now_s, 4), batch_size=batch_size)
         self._controller = replace(self._controller, batch_size=batch_size)
         self.acts = acts
 

@@ -25,8 +25,7 @@ from paceline.types import NoiseScale, Rank, StepTiming, Update
 
 _MAX_ROWS = 32  # rows, and steps of every rank, that are kept: enough for the dwell time and for a rehearsal
 _MAX_HISTORY = 64  # steps of every rank that its history goes back
-_NEWS_RATIO = 0.15  # conditions that differ by less than this from those judged last are not judged again ...
-_JUDGED_FOR = 100  # ... for so many steps
+_NEWS_RATIO = 0.15  # conditions that differ by less than this from those judged last are no news
 _SURE_ROWS = 1.4  # steps' worth of waiting that is no accident any more
 
 
@@ -94,6 +93,7 @@ class Controller:
         lr_rule: How the learning rate follows the batch.
         detector, forecaster, selector: The parts.
         dwell_steps: Steps between two plans, at least.
+        rejudge_steps: After so many steps conditions are judged anew, even if they are hardly different.
         fence_s: How long a plan takes to reach every rank; sets its `effective_step`, seconds.
         staleness_cost, arch, fixed_ratio, history_weight: See `Conditions`.
         waste_ratio: While nobody is slow beyond doubt, training is left as it is unless the slowest rank of a step,
@@ -119,6 +119,7 @@ class Controller:
     forecaster: Forecaster[Any] = field(default_factory=Ewma)
     selector: Selector = field(default_factory=Selector)
     dwell_steps: int = 20
+    rejudge_steps: int = 20
     fence_s: float = 0.25
     staleness_cost: float = 0.1
     arch: Arch = "ring"
@@ -287,7 +288,7 @@ class Controller:
 
     def _is_news(self, state: ControllerState, given: Conditions) -> bool:
         step, before = state.judged
-        if not before or state.step >= step + _JUDGED_FOR:
+        if not before or state.step >= step + self.rejudge_steps:
             return True
         return any(abs(new - old) > _NEWS_RATIO * old for new, old in zip(_gist(given), before, strict=True))
 
