@@ -139,7 +139,7 @@ class Exchange:
         self._routes: dict[tuple[int, int], tuple[int, ...]] = {}
         num_ranks = cluster.num_ranks
         self._hubs: list[tuple[int, ...]] = [cluster.server_hosts] * num_ranks  # where each one's gradient goes
-        self._is_free = [self._costs_nothing(rank) for rank in range(num_ranks)]
+        self._look_at_costs()
         self._source: tuple[int, ...] = cluster.server_hosts  # where a ring member without parameters gets them
         self._applies = cluster.server_hosts  # hosts whose servers apply updates
         self._turns = [0] * num_ranks  # a trip of an earlier turn was called off
@@ -175,7 +175,7 @@ class Exchange:
         self._hubs = [self._applies] * len(hosts)
         for child, parent in attached.items():
             self._hubs[child] = (hosts[parent],)
-        self._is_free = [self._costs_nothing(rank) for rank in range(len(hosts))]
+        self._look_at_costs()
 
     def send(self, rank: Rank) -> None:
         """This rank has finished a gradient."""
@@ -254,6 +254,9 @@ class Exchange:
     # ---- trips between a rank and its hubs -----------------------------------------------------------------------
 
     def _pull(self, ranks: Sequence[Rank]) -> None:
+        if self._all_free:
+            self._started(ranks)
+            return
         at_once = [rank for rank in ranks if self._is_free[rank] and self._hubs[rank]]
         others = [rank for rank in ranks if not (self._is_free[rank] and self._hubs[rank])]
         if at_once:
@@ -261,12 +264,15 @@ class Exchange:
         for rank in others:
             self._travel(rank, self._hubs[rank] or self._source, is_push=False)
 
-    def _costs_nothing(self, rank: Rank) -> bool:
-        """Whether trips between a rank and its hubs take no time, for whatever reason: no need to make them."""
-        home = self._cluster.rank_hosts[rank]
-        if any(self._cluster.latency_s(home, hub) for hub in self._hubs[rank]):
-            return False
-        return self._model_bytes == 0 or not self._hubs[rank]
+    def _look_at_costs(self) -> None:
+        """See whose gradients arrive, and parameters come, in no time: there is no need to make these trips."""
+        is_free = {}
+        for place in set(zip(self._cluster.rank_hosts, self._hubs, strict=True)):
+            home, hubs = place
+            latency_s = max((self._cluster.latency_s(home, hub) for hub in hubs), default=0.0)
+            is_free[place] = not hubs or (self._model_bytes == 0 and latency_s == 0)
+        self._is_free = [is_free[place] for place in zip(self._cluster.rank_hosts, self._hubs, strict=True)]
+        self._all_free = all(self._is_free) and all(self._hubs)
 
     def _travel(self, rank: Rank, hubs: tuple[int, ...], is_push: bool) -> None:
         self._turns[rank] += 1

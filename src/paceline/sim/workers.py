@@ -57,11 +57,6 @@ class Turn:
         """Samples in all local steps."""
         return sum(self.samples)
 
-    @property
-    def samples_per_step(self) -> float:
-        """Mean samples of a local step."""
-        return sum(self.samples) / len(self.samples)
-
     def contribution(self, rank: Rank, weight: float = 1.0) -> Contribution:
         """What it brings to an update."""
         return Contribution(rank, self.version, tuple(self.draws), weight)

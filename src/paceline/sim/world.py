@@ -283,17 +283,20 @@ class _World:
 
     def _apply(self, action: Apply) -> tuple[int, dict[Rank, int], float]:
         """Make the next version; return its number, whose samples are in it, and its factor on the learning rate."""
-        turns = [(rank, self.held.pop(rank)) for rank in action.ranks]
-        batch = sum(turn.samples_per_step for _, turn in turns)
+        turns: list[tuple[Rank, Turn]] = []
+        contributions: dict[Rank, int] = {}
+        before, batch = self.tally.samples_trained, 0.0
+        for rank in action.ranks:
+            turn = self.held.pop(rank)
+            turns.append((rank, turn))
+            contributions[rank] = num_samples = turn.num_samples
+            batch += num_samples / len(turn.samples)  # of one optimizer step
+            self.tally.train(rank, num_samples, self.version - turn.version)
         scale = lr_scale(self.decider.lr_rule, batch, self.reference_samples, self.noise)
         if self.learner is not None:
             weights = action.weights or (1.0,) * len(turns)
             parts = [turn.contribution(rank, w) for (rank, turn), w in zip(turns, weights, strict=True)]
             self.learner.update(parts, scale)
-        before = self.tally.samples_trained
-        contributions = {rank: turn.num_samples for rank, turn in turns}
-        for rank, turn in turns:
-            self.tally.train(rank, contributions[rank], self.version - turn.version)
         self.tally.num_updates += 1
         self.exchange.apply(action.ranks)
         self._look_at_progress(before)
