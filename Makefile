@@ -17,9 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/paceline demo --out demo_run
 
-# What is pure runs on all cores; what starts processes of its own runs one at a time, as timing matters to it.
+# What is pure runs on all cores, one thread each; what starts processes of its own runs one at a time, as timing matters to it.
 test: $(STAMP)
-	@$(BIN)/python -m pytest --numprocesses auto tests/unit tests/contract src
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/unit tests/contract src
 	@$(BIN)/python -m pytest tests/multiprocess tests/equivalence
 
 # Lint, format, types and every example: what CI runs after the tests.
