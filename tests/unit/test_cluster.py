@@ -189,6 +189,13 @@ def test_a_quorum_without_late_gradients_reduces_in_a_ring_of_its_own():
     assert late.virtual_s / late.num_updates > result.virtual_s / result.num_updates  # three flows into one NIC
 
 
+def test_of_gradients_that_land_together_the_first_may_cancel_the_others():
+    cluster = Cluster.uniform("ps", 4, NIC, sum_s_per_byte=0.0, apply_s_per_byte=0.0, copy_s_per_byte=0.0)
+    result = simulate(cluster, Workload(0.1, 1, MODEL), even(4), Fixed(KSync(1, "cancel")), Stop(samples=10))
+    assert (result.num_updates, result.num_gradients, result.samples_dropped) == (10, 10, 30)
+    assert result.virtual_s == pytest.approx(10 * (0.1 + 0.4) + 9 * 0.4)
+
+
 def test_a_late_rank_fetches_the_parameters_and_goes_on():
     cluster = Cluster.uniform("ring", 4, NIC)
     result = simulate(cluster, Workload(0.1, 1, MODEL), even(4, (3, 3.3)), Fixed(KSync(3, "drop")), Stop(samples=300))

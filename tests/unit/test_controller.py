@@ -450,7 +450,7 @@ def wary(waste_ratio: float) -> Controller:
 
 
 def test_much_waste_is_an_occasion_though_nobody_is_slow():
-    cluster = Cluster(rotating, wary(0.15), agrees=False).run(60)
+    cluster = Cluster(rotating, replace(wary(0.15), smooths=False), agrees=False).run(60)
     assert cluster.of(Verdict) == []
     (plan,) = cluster.of(Plan)
     assert plan.policy != BSP()
@@ -555,6 +555,15 @@ def test_slow_drift_is_news_in_the_end():
     assert times == sorted(times)
 
 
+def test_under_another_mode_the_same_conditions_are_judged_anew():
+    cluster, judged = judging(steady({2: 0.25}))
+    cluster.agrees = True
+    cluster.run(60)
+    (plan,) = cluster.of(Plan)
+    assert len(judged.given) == 2  # for the plan, and once its dwell time was over
+    assert cluster.version < plan.effective_step + 100
+
+
 def test_while_a_plan_is_on_its_way_nothing_is_judged():
     cluster, judged = judging(lambda rank, version: 0.25 if rank == 2 or (rank == 3 and version > 30) else BASE_S)
     cluster.run(100)
@@ -604,7 +613,7 @@ def test_a_batch_that_is_not_told_is_the_one_at_the_start():
 
 
 def test_after_a_jump_only_the_new_level_counts():
-    controller = Controller(hosts=("a",), batch_size=BATCH, history_weight=0.3)
+    controller = Controller(hosts=("a",), batch_size=BATCH, history_weight=0.3, smooths=False)
     state = controller.init()
     for step, own in enumerate([0.05] * 20 + [0.25] * 5, start=1):
         state, _ = controller.step(state, timing(0, step, own))

@@ -14,10 +14,10 @@ from paceline.decide.controller import Controller
 from paceline.decide.plan import Adopted, Plan, Rejected
 from paceline.errors import ConfigError
 from paceline.policy.barrier import BSP, Deadline, KSync
-from paceline.policy.base import Release, Score, SyncPolicy
+from paceline.policy.base import Cancel, Release, Score, SyncPolicy
 from paceline.policy.group import GroupSync
 from paceline.policy.local import DropCompute, LocalSGD
-from paceline.policy.ring import AttachedRing
+from paceline.policy.ring import AttachedRing, GroupedRing
 from paceline.policy.stale import ASP, SSP, KAsync, Zeno
 from paceline.sim.cluster import Cluster, Host, Membership, Stop, Workload
 from paceline.sim.draws import uniform
@@ -428,6 +428,20 @@ def test_how_old_a_gradient_may_be_at_a_border_is_the_new_policys_bound(bound, n
     assert result.samples_dropped == num_dropped * 8
 
 
+def test_an_update_made_at_a_border_waits_for_the_all_reduce_before_it():
+    # Ranks 2 and 3 wait for the third of their cluster, which never comes; the plan makes them the ring.
+    cluster = Cluster.uniform("ring", 5, Host(in_bytes_per_s=1e9, out_bytes_per_s=1e9))
+    script = Script(
+        {3: (plan(AttachedRing((2, 3), {0: 2, 1: 2, 4: 2}), 4),)}, GroupedRing((0, 1), ((2, 3, 4),), {2: 0})
+    )
+    stop = Stop(samples=8 * 30, virtual_s=20.0)
+    result = simulate(cluster, Workload(0.1, 8, 1e8), even(5, (4, 1e6)), script, stop, switch_s=0.0, keeps_seen=True)
+    updates = [x.value for x in result.seen if isinstance(x.value, Update)]
+    assert [sorted(u.contributions) for u in updates[2:4]] == [[0, 1], [2, 3]]
+    assert updates[2].at_s == updates[3].at_s
+    assert updates[4].at_s == pytest.approx(updates[3].at_s + 2 * 0.1 + 0.1)  # two all-reduces, then a step
+
+
 def test_an_arrival_at_a_border_may_bring_the_next_change_of_mode():
     notes = Notes()
     script = Script({4: (plan(ASP(), 5),), 5: (plan(Zeno(), 6, epoch=2),)}, GROUPS)
@@ -512,6 +526,15 @@ def test_who_joins_first_is_not_there_at_the_start():
     assert sizes[-1] == 3
 
 
+def test_a_gradient_that_its_server_is_adding_up_goes_with_its_rank():
+    cluster = Cluster.uniform("ps", 2, sum_s_per_byte=1e-8)
+    workload = Workload(0.1, 8, 1e7)  # added up in 0.1 s, one after the other: until 0.2 and 0.3 s
+    leaves = [Membership(0.25, 1, "leave")]
+    result = simulate(cluster, workload, even(2), Fixed(BSP()), Stop(samples=80), membership=leaves, keeps_seen=True)
+    first = next(x for x in result.seen if isinstance(x.value, Update))
+    assert (first.virtual_s, first.value.contributions, first.value.dropped) == (0.25, {0: 8}, {1: 8})
+
+
 def test_a_run_whose_ranks_have_all_left_ends():
     membership = [Membership(1.0, rank, "leave") for rank in range(4)]
     result = simulate(FREE["ps"], WORK, even(4), Fixed(ASP()), Stop(samples=10**6), membership=membership)
@@ -547,6 +570,16 @@ def test_all_waiting_for_ever_is_an_error_that_names_the_policy():
 
     with pytest.raises(SimulationError, match=r"ranks \[0, 1, 2, 3\] all wait, and .* lets nobody go on"):
         simulate(FREE["ring"], WORK, even(4), Fixed(Mute()), Stop(samples=10**6))
+
+
+def test_a_rank_may_be_cancelled_as_soon_as_it_is_released():
+    class Fickle(BSP):
+        def step(self, state, event):
+            state, actions = BSP.step(self, state, event)
+            return state, (*actions, Cancel(0), Release(0)) if actions else ()
+
+    result = simulate(FREE["ps"], Workload(0.1, 8), even(4), Fixed(Fickle()), Stop(samples=320))
+    assert (result.num_updates, result.virtual_s, result.samples_dropped) == (10, pytest.approx(1.0), 0)
 
 
 def test_a_trace_of_too_few_ranks_and_members_that_do_not_exist_are_refused():

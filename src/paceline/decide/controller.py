@@ -6,7 +6,7 @@ The same object runs live (fed by the coordinator on rank 0), in replay (fed fro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
@@ -96,6 +96,7 @@ class Controller:
         rejudge_steps: After so many steps conditions are judged anew, even if they are hardly different.
         fence_s: How long a plan takes to reach every rank; sets its `effective_step`, seconds.
         staleness_cost, arch, fixed_ratio, history_weight: See `Conditions`.
+        smooths: Whether modes are judged by mean own times, so that the jitter of a loaded host is no reason to change.
         waste_ratio: While nobody is slow beyond doubt, training is left as it is unless the slowest rank of a step,
             whoever it is, costs at least this share of the time on average; `inf` for never.
 
@@ -126,6 +127,7 @@ class Controller:
     fixed_ratio: float = 1.0
     waste_ratio: float = math.inf
     history_weight: float = 0.0
+    smooths: bool = True
 
     @property
     def initial(self) -> SyncPolicy[Any]:
@@ -160,8 +162,11 @@ class Controller:
         """What the next choice would rest on; None while some rank is unknown."""
         if len(state.own_steps) < len(self.hosts):
             return None
+        own_steps = state.own_steps
+        if self.smooths:
+            own_steps = {rank: (_mean_step(steps),) for rank, steps in own_steps.items()}
         return Conditions(
-            state.own_steps,
+            own_steps,
             self._comm_s(state) or 0.0,
             self.batch_size,
             self._noise(state),
@@ -350,6 +355,10 @@ class Controller:
                 after.batch_samples,
             ),
         )
+
+
+def _mean_step(steps: Sequence[OwnStep]) -> OwnStep:
+    return OwnStep(fmean(step.seconds for step in steps), round(fmean(step.samples for step in steps)))
 
 
 def _gist(given: Conditions) -> tuple[float, ...]:

@@ -99,6 +99,7 @@ def auto(task: Task, arch: Arch, staleness_cost: float | None = None) -> Control
         fixed_ratio=0.2,
         waste_ratio=0.15,
         history_weight=0.5,
+        smooths=False,
     )
 
 

@@ -157,10 +157,6 @@ class Network:
             return
         self._take_off(flow)
 
-    def rate(self, flow: Flow) -> float:
-        """Bytes/s at present; 0 in the instant in which the flow began to share."""
-        return flow.rate
-
     def _take_off(self, flow: Flow) -> None:
         shared: list[int] = []
         for port in flow.ports:

@@ -196,9 +196,8 @@ class _World:
 
     def _arrived(self, rank: Rank) -> None:
         """A gradient is where updates are made."""
-        turn = self.workers.arrive(rank)
         assert rank not in self.held, f"rank {rank} went on before its last gradient was applied or dropped"
-        self.held[rank] = turn
+        self.held[rank] = self.workers.arrive(rank)
         self._feed(self._arrival(rank))
 
     def _arrival(self, rank: Rank) -> Arrive:
@@ -209,9 +208,8 @@ class _World:
         return Arrive(rank, self.learner.score(self.held[rank].contribution(rank)))
 
     def _tick(self, wake: tuple[int, int]) -> None:
-        epoch, token = wake
-        if epoch == self.epoch:
-            self._feed(Tick(token))
+        if wake[0] == self.epoch:
+            self._feed(Tick(wake[1]))
 
     def _change_membership(self, line: Membership) -> None:
         rank, worker = line.rank, self.workers.all[line.rank]
@@ -321,14 +319,13 @@ class _World:
 
     def _look_at_progress(self, before: int) -> None:
         """Evaluate where it is time to, and end where the budget is used up."""
-        if self.is_over:
-            return
         trained = self.tally.samples_trained
-        self.is_over = trained >= self.stop.samples
-        due = self.is_over or trained // self.evaluate_every > before // self.evaluate_every
-        accuracy = self.learner.accuracy() if self.learner is not None and due else None
-        if due:
-            self.exchange.when_made(self._made, (trained, accuracy))
+        ends = trained >= self.stop.samples
+        if self.is_over or not (ends or trained // self.evaluate_every > before // self.evaluate_every):
+            return
+        self.is_over = ends
+        accuracy = self.learner.accuracy() if self.learner is not None else None
+        self.exchange.when_made(self._made, (trained, accuracy))
 
     def _made(self, point: tuple[int, float | None]) -> None:
         """An evaluated version exists."""
