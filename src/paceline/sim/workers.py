@@ -37,36 +37,34 @@ class Turn:
         version: Of the parameters that it began with.
         work: What it was asked to do.
 
-    Besides these, by local step: `begun_s`, `samples` and `draws` (where a learner gives them) from its begin,
-    `own_s` from its end; and `wait_s`, from the end of the last to the begin of the next turn, seconds.
+    Besides these it has the local steps begun so far, their samples and draws (where a learner gives them), when the
+    latest began and of how many samples it is, what the finished ones were like, and how long the rank waited after
+    the last, seconds.
     """
 
-    __slots__ = ("begun_s", "draws", "own_s", "samples", "version", "wait_s", "work")
+    __slots__ = ("begun_s", "draws", "num_samples", "num_steps", "samples", "steps", "version", "wait_s", "work")
 
     def __init__(self, version: int, work: Work) -> None:
         self.version = version
         self.work = work
-        self.begun_s: list[float] = []
-        self.samples: list[int] = []
-        self.own_s: list[float] = []
-        self.draws: list[Draw] = []
+        self.num_steps = 0
+        self.num_samples = 0
+        self.draws: tuple[Draw, ...] = ()
+        self.begun_s = 0.0
+        self.samples = 0
+        self.steps: list[tuple[float, float, int]] = []  # begun_s, own_s, samples
         self.wait_s = 0.0
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in all local steps."""
-        return sum(self.samples)
 
     def contribution(self, rank: Rank, weight: float = 1.0) -> Contribution:
         """What it brings to an update."""
-        return Contribution(rank, self.version, tuple(self.draws), weight)
+        return Contribution(rank, self.version, self.draws, weight)
 
     def timings(self, rank: Rank) -> list[StepTiming]:
         """Its local steps as a rank reports them; the wait is the last one's."""
-        waits_s = [0.0] * (len(self.own_s) - 1) + [self.wait_s]
+        waits_s = [0.0] * (len(self.steps) - 1) + [self.wait_s]
         return [
-            StepTiming(rank, self.version + 1, begun_s, backward_s=own_s, wait_s=wait_s, samples=num_samples)
-            for begun_s, own_s, wait_s, num_samples in zip(self.begun_s, self.own_s, waits_s, self.samples, strict=True)
+            StepTiming(rank, self.version + 1, begun_s, backward_s=own_s, wait_s=wait_s, samples=samples)
+            for (begun_s, own_s, samples), wait_s in zip(self.steps, waits_s, strict=True)
         ]
 
 
@@ -168,7 +166,7 @@ class Workers:
         if worker.doing is Doing.COMPUTING:
             assert worker.turn is not None
             self._cores[rank].cancel(worker.task)
-            worker.own_s += self._engine.now_s - worker.turn.begun_s[-1]
+            worker.own_s += self._engine.now_s - worker.turn.begun_s
             worker.waits_since_s = self._engine.now_s
             worker.turn = None  # a measure cut short says nothing of the rank
         self._engine.cancel(worker.wake)
@@ -209,7 +207,7 @@ class Workers:
         """Own and wait seconds by rank up to now."""
         for worker in self.all:
             if worker.doing is Doing.COMPUTING and worker.turn is not None:
-                worker.own_s += self._engine.now_s - worker.turn.begun_s[-1]
+                worker.own_s += self._engine.now_s - worker.turn.begun_s
             elif worker.doing is not Doing.GONE:
                 self._note_wait(worker)
         return tuple(worker.own_s for worker in self.all), tuple(worker.wait_s for worker in self.all)
@@ -226,18 +224,20 @@ class Workers:
         slowdown = self._slowdown(rank, worker.clock, now_s)
         worker.clock += 1  # one that is cancelled counts as well: the next meets new luck
         num_samples = worker.batch_size
-        worker.is_last = len(turn.samples) + 1 >= turn.work.local_steps
+        turn.num_steps += 1
+        worker.is_last = turn.num_steps >= turn.work.local_steps
         if turn.work.limit_s is not None:
-            spent_s = now_s - turn.begun_s[0] if turn.begun_s else 0.0
+            spent_s = now_s - turn.steps[0][0] if turn.steps else 0.0
             num_samples, passes = self._up_to(
                 turn.work.limit_s - spent_s, num_samples, slowdown / self._cores[rank].speed
             )
             worker.is_last = worker.is_last or passes
         if self._draw is not None:
-            turn.draws.append(self._draw(rank, num_samples))
+            turn.draws += (self._draw(rank, num_samples),)
         self.samples_drawn += num_samples
-        turn.samples.append(num_samples)
-        turn.begun_s.append(now_s)
+        turn.num_samples += num_samples
+        turn.samples = num_samples
+        turn.begun_s = now_s
         work_s = slowdown * self._workload.compute_s(num_samples)
         worker.task = self._cores[rank].run(work_s, self._demand, self._end_step, rank)
 
@@ -254,8 +254,8 @@ class Workers:
         worker, now_s = self.all[rank], self._engine.now_s
         turn = worker.turn
         assert turn is not None
-        own_s = now_s - turn.begun_s[-1]
-        turn.own_s.append(own_s)
+        own_s = now_s - turn.begun_s
+        turn.steps.append((turn.begun_s, own_s, turn.samples))
         worker.last_s = own_s
         worker.own_s += own_s
         if worker.is_last:

@@ -288,7 +288,7 @@ class _World:
             turn = self.held.pop(rank)
             turns.append((rank, turn))
             contributions[rank] = num_samples = turn.num_samples
-            batch += num_samples / len(turn.samples)  # of one optimizer step
+            batch += num_samples / turn.num_steps  # of one optimizer step
             self.tally.train(rank, num_samples, self.version - turn.version)
         scale = lr_scale(self.decider.lr_rule, batch, self.reference_samples, self.noise)
         if self.learner is not None:
