@@ -612,6 +612,35 @@ def test_a_batch_that_is_not_told_is_the_one_at_the_start():
 # What is remembered of own times
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_pauses_during_its_recovery_do_not_keep_a_rank_out_of_the_ring_for_long(seed):
+    """As on a loaded host: a recovered rank's first gradients were a bit slow still, and pauses came in between."""
+    waning = iter([0.08] * 3 + [0.12] + [0.06, 0.05, 0.055] * 4 + [0.12])
+
+    def own(rank: int, version: int) -> float:
+        if rank == 2:
+            return 0.25 if version < 80 else next(waning, BASE_S)
+        return BASE_S
+
+    cluster = Cluster(own, noise=0.02, seed=seed).run(250)
+    _, back = cluster.of(Plan)
+    assert back.policy == BSP()
+    # These 17 gradients take some 40 updates, and what the last pause did to the forecast is gone some 10 later. In
+    # the mean of all gradients that are kept it would count for another 20 updates.
+    assert back.effective_step < 80 + 60
+
+
+@pytest.mark.parametrize(("smooths", "seconds"), [(True, (0.15,)), (False, (0.1, 0.2))])
+def test_modes_are_judged_by_forecasts_or_by_the_last_steps_each(smooths, seconds):
+    controller = Controller(hosts=("a",), batch_size=BATCH, smooths=smooths)
+    state = controller.init()
+    for step, (own, samples) in enumerate(((0.1, BATCH), (0.2, BATCH // 2)), start=1):
+        state, _ = controller.step(state, timing(0, step, own, samples=samples))
+    given = controller.conditions(state)
+    assert tuple(step.seconds for step in given.own_steps[0]) == pytest.approx(seconds)
+    assert given.own_steps[0][-1].samples == BATCH // 2
+
+
 def test_after_a_jump_only_the_new_level_counts():
     controller = Controller(hosts=("a",), batch_size=BATCH, history_weight=0.3, smooths=False)
     state = controller.init()

@@ -6,7 +6,7 @@ The same object runs live (fed by the coordinator on rank 0), in replay (fed fro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
@@ -96,7 +96,8 @@ class Controller:
         rejudge_steps: After so many steps conditions are judged anew, even if they are hardly different.
         fence_s: How long a plan takes to reach every rank; sets its `effective_step`, seconds.
         staleness_cost, arch, fixed_ratio, history_weight: See `Conditions`.
-        smooths: Whether modes are judged by mean own times, so that the jitter of a loaded host is no reason to change.
+        smooths: Whether modes are judged by the forecast own times instead of the last ones each, so that the jitter of
+            a loaded host is no reason to change.
         waste_ratio: While nobody is slow beyond doubt, training is left as it is unless the slowest rank of a step,
             whoever it is, costs at least this share of the time on average; `inf` for never.
 
@@ -164,7 +165,7 @@ class Controller:
             return None
         own_steps = state.own_steps
         if self.smooths:
-            own_steps = {rank: (_mean_step(steps),) for rank, steps in own_steps.items()}
+            own_steps = {rank: (self._forecast(state, rank),) for rank in own_steps}
         return Conditions(
             own_steps,
             self._comm_s(state) or 0.0,
@@ -178,6 +179,11 @@ class Controller:
             state.history,
             self.history_weight,
         )
+
+    def _forecast(self, state: ControllerState, rank: Rank) -> OwnStep:
+        """A rank's next step. Not the mean of those kept: one long pause would count for as long as they are."""
+        forecast, last = self.forecaster.forecast(state.forecasts, rank), state.own_steps[rank][-1]
+        return replace(last, seconds=forecast.mean_s) if forecast else last
 
     def _noise(self, state: ControllerState) -> float:
         # Before the noise scale is known, assume it equals the batch: half way between the two extremes.
@@ -355,10 +361,6 @@ class Controller:
                 after.batch_samples,
             ),
         )
-
-
-def _mean_step(steps: Sequence[OwnStep]) -> OwnStep:
-    return OwnStep(fmean(step.seconds for step in steps), round(fmean(step.samples for step in steps)))
 
 
 def _gist(given: Conditions) -> tuple[float, ...]:
