@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decide.batches import balanced_batches, slowest_s
+from paceline.decide.batches import balanced_batches, lasting_means, slowest_s
 
 
 def all_splits(total: int, low: list[int], high: list[int]):
@@ -81,3 +83,31 @@ def test_one_bound_for_all_is_a_bound_for_each():
 def test_what_cannot_be_split_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         balanced_batches(*arguments)
+
+
+# Means that last
+
+
+@given(st.dictionaries(st.integers(0, 8), st.lists(st.floats(0.01, 10.0), min_size=1, max_size=9), min_size=1))
+def test_lasting_means_lie_between_their_middle_and_the_raw_means(samples):
+    raw = {rank: fmean(values) for rank, values in samples.items()}
+    middle, lasting = fmean(raw.values()), lasting_means(samples)
+    assert list(lasting) == list(samples)
+    assert fmean(lasting.values()) == pytest.approx(middle)
+    for rank, mean in raw.items():
+        assert min(middle, mean) - 1e-9 <= lasting[rank] <= max(middle, mean) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lasting_means_foretell_the_next_steps_better_where_ranks_are_alike_and_as_well_where_not(seed):
+    rng = random.Random(seed)
+
+    def error(speeds: list[float], noise: float) -> tuple[float, float]:
+        samples = {rank: [v * rng.uniform(1 - noise, 1 + noise) for _ in range(16)] for rank, v in enumerate(speeds)}
+        raw, lasting = {rank: fmean(v) for rank, v in samples.items()}, lasting_means(samples)
+        return tuple(sum((means[r] - s) ** 2 for r, s in enumerate(speeds)) for means in (raw, lasting))
+
+    raw, lasting = error([1.0] * 8, noise=0.9)
+    assert lasting < raw
+    raw, lasting = error([1.0] * 7 + [10.0], noise=0.2)
+    assert lasting < 1.1 * raw

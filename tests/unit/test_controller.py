@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.decide.candidates import RING, Mode, rings
+from paceline.decide.candidates import PARAMETER_SERVER, RING, Mode, rings
 from paceline.decide.controller import Controller, ControllerState
 from paceline.decide.estimate import LrRule, lr_scale
 from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected
@@ -21,6 +21,7 @@ from paceline.decide.selector import Selector
 from paceline.policy.barrier import BSP
 from paceline.policy.base import SyncPolicy
 from paceline.policy.ring import AttachedRing
+from paceline.policy.stale import ASP
 from paceline.predict.forecast import LastValue
 from paceline.types import NoiseScale, StepTiming, Update, Verdict
 
@@ -471,6 +472,20 @@ def test_a_little_noise_is_no_waste(seed):
 def test_a_single_hiccup_is_no_waste_however_long():
     hiccup = Cluster(lambda rank, version: 30.0 if (rank, version) == (1, 5) else BASE_S, wary(0.05)).run(60)
     assert hiccup.of(Plan) == []
+
+
+def test_a_mode_that_pays_without_a_straggler_is_taken_once_times_are_typical():
+    def hiccup(rank: int, version: int) -> float:
+        return 5.0 if (rank, version) == (1, 2) else BASE_S
+
+    selector = Selector(families=PARAMETER_SERVER)
+    controller = replace(wary(0.5), arch="ps", selector=selector, staleness_cost=0.0, dwell_steps=8)
+    cluster = Cluster(hiccup, controller, comm_s=BASE_S, agrees=False).run(12)
+    (plan,) = cluster.of(Plan)
+    assert isinstance(plan.policy, ASP)  # computes while others exchange
+    assert cluster.seen[0][0] == 4
+    assert 1.2 < plan.predicted_gain < 2.0
+    assert Cluster(hiccup, replace(controller, waste_ratio=math.inf), comm_s=BASE_S).run(60).of(Plan) == []
 
 
 def test_waste_is_noticed_before_the_window_is_full():

@@ -11,6 +11,7 @@ from paceline.decide.estimate import (
     kasync_interval_linear_s,
     kasync_interval_s,
     lr_scale,
+    progress,
     updates_needed,
 )
 
@@ -185,3 +186,20 @@ def test_only_adascale_asks_for_the_noise(rule):
 def test_learning_rate_refuses_what_it_does_not_know(rule, batch, reference):
     with pytest.raises(ValueError, match=r"got|unknown"):
         lr_scale(rule, batch, reference)
+
+
+# The progress of an update
+
+
+@given(
+    rule=st.sampled_from(["linear", "sqrt", "none", "adascale"]), batch=st.integers(1, 4096), noise=st.floats(0, 1e6)
+)
+def test_progress_is_never_more_than_the_rate_gives_nor_than_the_noise_allows(rule, batch, noise):
+    made = progress(rule, batch, 128, noise)
+    assert made == min(lr_scale(rule, batch, 128, noise), updates_needed(128, noise) / updates_needed(batch, noise))
+    assert progress(rule, 128, 128, noise) == 1.0
+
+
+@given(rule=st.sampled_from(["linear", "sqrt", "none", "adascale"]), parts=st.integers(2, 64))
+def test_where_noise_is_all_cutting_an_update_up_makes_no_more_progress(rule, parts):
+    assert parts * progress(rule, 128 / parts, 128, 1e9) <= 1.0 + 1e-6

@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.decide.estimate import kasync_interval_s, lr_scale, updates_needed
+from paceline.decide.estimate import kasync_interval_s, progress, updates_needed
 from paceline.decide.rehearse import Conditions, Estimate, OwnStep, estimate
 from paceline.policy import catalog
 from paceline.policy.barrier import BSP, Deadline, KSync
@@ -434,11 +434,11 @@ def test_a_rehearsal_is_bounded(policy, rounds):
 
 @given(own=SEVERAL, share=st.integers(1, 7), noise=st.floats(0.1, 1e6))
 @pytest.mark.parametrize("rule", ["linear", "sqrt", "none", "adascale"])
-def test_an_update_is_worth_its_factor_on_the_learning_rate(rule, own, share, noise):
+def test_an_update_is_worth_its_progress(rule, own, share, noise):
     k = min(share, len(own))
     got = estimate(KSync(k, "cancel"), conditions(*own, noise_scale=noise, lr_rule=rule))
     whole = BATCH * len(own)
-    wanted = got.interval_s * updates_needed(whole, noise) / lr_scale(rule, k * BATCH, whole, noise)
+    wanted = got.interval_s * updates_needed(whole, noise) / progress(rule, k * BATCH, whole, noise)
     assert got.time_to_accuracy_s == pytest.approx(wanted)
 
 
@@ -581,3 +581,12 @@ def test_constant_conditions_are_one_step_each():
     given = Conditions.constant({0: 0.1, 4: 0.2}, 16, comm_s=0.01, arch="ps")
     assert given.own_steps == {0: (OwnStep(0.1, 16),), 4: (OwnStep(0.2, 16),)}
     assert (given.batch_size, given.comm_s, given.arch, given.noise_scale) == (16, 0.01, "ps", 60.0)
+
+
+def test_a_mode_that_is_too_stale_is_not_to_be_taken():
+    given = conditions(*[0.1] * 8)
+    asp = estimate(ASP(), given)
+    distance = asp.mean_staleness / 8  # its versions are an eighth of a full update each
+    for limit, wanted in ((distance * 1.01, asp.time_to_accuracy_s), (distance * 0.99, math.inf)):
+        assert estimate(ASP(), replace(given, staleness_limit=limit)).time_to_accuracy_s == wanted
+    assert estimate(BSP(), replace(given, staleness_limit=0.0)).time_to_accuracy_s < math.inf

@@ -4,6 +4,7 @@ import math
 import random
 import re
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import pytest
@@ -45,6 +46,8 @@ def test_picks_the_best_of_all_rings_of_the_fastest_by_brute_force(own, noise, c
     order = sorted(range(len(own)), key=lambda rank: own[rank])
     costs = [estimate(BSP(), given).time_to_accuracy_s]
     for x in range(1, len(own)):
+        if own[order[x]] < 1.2 * median(own[rank] for rank in order[:x]):
+            continue  # the fastest that would be left out is no slower than the ring
         ring = AttachedRing(tuple(order[:x]), dict.fromkeys(order[x:], order[0]), selector.max_staleness)
         costs.append(estimate(ring, given).time_to_accuracy_s)
     assert choice.estimate.time_to_accuracy_s == pytest.approx(min(costs))
@@ -90,12 +93,12 @@ def test_equal_ranks_stay_bsp_at_any_noise(num_ranks, comm):
                 assert selector.choose(EVEN, given).mode == EVEN
 
 
-def test_where_the_exchange_is_far_dearer_than_computing_even_equal_ranks_would_part():
-    # One rank alone exchanges nothing: 50 ms an update instead of 550. Nothing but the controller, which asks only
-    # when somebody is slow or much time is wasted, keeps such a training as it is.
-    choice = Selector().choose(EVEN, conditions([0.05] * 4, comm=0.5))
-    assert in_ring(choice.mode.policy) == {0}
-    assert choice.estimate.interval_s == pytest.approx(0.05)
+def test_even_where_the_exchange_is_far_dearer_than_computing_equal_ranks_stay_together():
+    # One rank alone exchanges nothing: 50 ms an update instead of 550, which its estimate, rightly, finds attractive.
+    given = conditions([0.05, 0.052, 0.054, 0.05], comm=0.5)
+    alone = AttachedRing((0,), dict.fromkeys((1, 2, 3), 0))
+    assert estimate(alone, given).time_to_accuracy_s < estimate(BSP(), given).time_to_accuracy_s
+    assert Selector().choose(EVEN, given).mode == EVEN
 
 
 @given(num_ranks=st.integers(2, 16), noise=NOISE, comm=st.floats(0.0, 0.01), data=st.data())
@@ -172,7 +175,7 @@ def test_backup_workers_win_where_everybody_is_slow_now_and_then():
     for rank in range(8):
         own[rank][rank] = 0.5  # one rank in every row, never the same
     steps = {rank: tuple(OwnStep(s, 32) for s in window) for rank, window in enumerate(own)}
-    given = Conditions(steps, comm_s=0.002, batch_size=32, noise_scale=60.0)
+    given = Conditions(steps, comm_s=0.002, batch_size=32, noise_scale=60.0, staleness_limit=0.1)
     choice = Selector(families=RING).choose(EVEN, given)
     assert isinstance(choice.mode.policy, KSync)
     assert choice.staying.interval_s == pytest.approx(0.502)
@@ -280,7 +283,7 @@ def test_at_equal_times_present_members_stay_in_the_ring():
     own = [0.25, 0.05, 0.05, 0.25]
     current = Mode(AttachedRing((1, 2, 3), {0: 1}))
     rings = [in_ring(mode.policy) for mode in Selector().candidates(current, conditions(own))]
-    assert rings == [None, {1, 2, 3}, {1, 2}, {1}]
+    assert rings == [None, {1, 2, 3}, {1, 2}]
 
 
 @dataclass(frozen=True)

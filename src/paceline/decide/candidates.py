@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from paceline.decide.batches import balanced_batches
+from paceline.decide.batches import balanced_batches, lasting_means
 from paceline.decide.placement import choose_parents
 from paceline.decide.rehearse import Conditions
 from paceline.policy.barrier import BSP, KSync
@@ -17,6 +18,7 @@ from paceline.policy.stale import ASP, KAsync
 from paceline.types import Rank
 
 _GAP_RATIOS = (0.2, 0.5, 1.0)  # how far apart two groups of ranks must be, tried in turn
+_ALIKE = 1.2  # a rank that needs less than so many times the ring's median is no straggler (STAR's tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ Family = Callable[[SyncPolicy[Any], Conditions, int], Iterator[Mode]]
 def rings(current: SyncPolicy[Any], given: Conditions, max_staleness: int) -> Iterator[Mode]:
     """The x fastest ranks in a ring, the others attached, for every x; at equal times present members come first.
 
+    Only ranks clearly slower than the ring are attached: to part ranks of like speed gains nothing but jitter.
     The largest ring comes first: of modes that promise the same the selector takes the first.
     """
     times = given.own_times_s
@@ -46,6 +49,8 @@ def rings(current: SyncPolicy[Any], given: Conditions, max_staleness: int) -> It
     order = sorted(times, key=lambda rank: (times[rank], rank not in present, rank))
     for x in range(len(order) - 1, 0, -1):
         ring, children = sorted(order[:x]), order[x:]
+        if times[children[0]] < _ALIKE * median(times[rank] for rank in ring):
+            continue
         yield Mode(AttachedRing(tuple(ring), choose_parents(ring, children, times), max_staleness))
 
 
@@ -78,10 +83,9 @@ def groups(current: SyncPolicy[Any], given: Conditions, max_staleness: int) -> I
 
 def balanced(current: SyncPolicy[Any], given: Conditions, max_staleness: int) -> Iterator[Mode]:  # noqa: ARG001
     """Everybody waits for everybody, with batches with which all finish together."""
-    whole = {
-        rank: sum(given.own_s(step, given.batch_size) for step in steps) / len(steps)
-        for rank, steps in given.own_steps.items()
-    }
+    whole = lasting_means(
+        {rank: [given.own_s(step, given.batch_size) for step in steps] for rank, steps in given.own_steps.items()}
+    )
     total = round(given.batch_size) * len(whole)
     # A gradient takes fixed + rest * samples / batch of its whole time: with the fixed part put aside as if it were
     # samples, time is proportional to them, which is what the solver wants.
@@ -91,6 +95,6 @@ def balanced(current: SyncPolicy[Any], given: Conditions, max_staleness: int) ->
 
 
 LIVE: tuple[Family, ...] = (rings,)
-RING: tuple[Family, ...] = (rings, quorums, balanced)
+RING: tuple[Family, ...] = (rings, quorums, orders, balanced)
 PARAMETER_SERVER: tuple[Family, ...] = (quorums, orders, groups, balanced)
 """What the shells can carry out: the live ring today; the simulated ring; the parameter server."""

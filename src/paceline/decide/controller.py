@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from paceline.decide.candidates import Mode
-from paceline.decide.estimate import LrRule, lr_scale
+from paceline.decide.estimate import LrRule, lr_scale, progress
 from paceline.decide.plan import Adopted, Decision, Gain, Observation, Plan, Rejected
 from paceline.decide.rehearse import Arch, Conditions, OwnStep, estimate
 from paceline.decide.selector import Selector
@@ -27,6 +27,7 @@ _MAX_ROWS = 32  # rows, and steps of every rank, that are kept: enough for the d
 _MAX_HISTORY = 64  # steps of every rank that its history goes back
 _NEWS_RATIO = 0.15  # conditions that differ by less than this from those judged last are no news
 _SURE_ROWS = 1.4  # steps' worth of waiting that is no accident any more
+_TYPICAL_ROWS = 4  # rows from which a rank's median time is taken for typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class ControllerState:
         own_steps: The latest own times of every rank since its last jump.
         history: The same, jumps or not.
         updates: Time and samples of the latest updates under the present mode.
-        judged: Conditions of the latest choice, and at which step.
+        num_timings: Steps of single ranks seen.
+        judged: Conditions of the latest choice, and how many steps of single ranks had been seen.
         named: The slow ranks that verdicts were given on.
     """
 
@@ -74,6 +76,7 @@ class ControllerState:
     own_steps: Mapping[Rank, tuple[OwnStep, ...]] = field(default_factory=dict)
     history: Mapping[Rank, tuple[OwnStep, ...]] = field(default_factory=dict)
     updates: tuple[tuple[float, int], ...] = ()
+    num_timings: int = 0
     judged: tuple[int, tuple[float, ...]] = (0, ())
     named: frozenset[Rank] = frozenset()
 
@@ -93,13 +96,14 @@ class Controller:
         lr_rule: How the learning rate follows the batch.
         detector, forecaster, selector: The parts.
         dwell_steps: Steps between two plans, at least.
-        rejudge_steps: After so many steps conditions are judged anew, even if they are hardly different.
+        rejudge_steps: After so many steps of every rank conditions are judged anew, even if hardly different.
         fence_s: How long a plan takes to reach every rank; sets its `effective_step`, seconds.
-        staleness_cost, arch, fixed_ratio, history_weight: See `Conditions`.
+        staleness_cost, staleness_limit, arch, fixed_ratio, history_weight: See `Conditions`.
         smooths: Whether modes are judged by the forecast own times instead of the last ones each, so that the jitter of
             a loaded host is no reason to change.
-        waste_ratio: While nobody is slow beyond doubt, training is left as it is unless the slowest rank of a step,
-            whoever it is, costs at least this share of the time on average; `inf` for never.
+        waste_ratio: While nobody is slow beyond doubt, modes are judged by the ranks' median times, unless the slowest
+            rank of a step, whoever it is, costs at least this share of the time on average: then by all recent steps.
+            `inf` leaves training as it is until somebody is slow.
 
     Example:
         >>> controller = Controller(hosts=("a",) * 4, batch_size=32)
@@ -124,6 +128,7 @@ class Controller:
     rejudge_steps: int = 20
     fence_s: float = 0.25
     staleness_cost: float = 0.1
+    staleness_limit: float = math.inf
     arch: Arch = "ring"
     fixed_ratio: float = 1.0
     waste_ratio: float = math.inf
@@ -178,12 +183,21 @@ class Controller:
             state.mode.batch_sizes,
             state.history,
             self.history_weight,
+            self.staleness_limit,
         )
 
     def _forecast(self, state: ControllerState, rank: Rank) -> OwnStep:
         """A rank's next step. Not the mean of those kept: one long pause would count for as long as they are."""
         forecast, last = self.forecaster.forecast(state.forecasts, rank), state.own_steps[rank][-1]
         return replace(last, seconds=forecast.mean_s) if forecast else last
+
+    def _typical(self, state: ControllerState) -> dict[Rank, tuple[OwnStep, ...]]:
+        """What every rank's step takes where no accident has a say: the median of the recent rows."""
+        rows = self._full_rows(state)
+        return {
+            rank: (OwnStep(median(row[rank].own_s for row in rows), rows[-1][rank].samples or self.batch_size),)
+            for rank in state.own_steps
+        }
 
     def _noise(self, state: ControllerState) -> float:
         # Before the noise scale is known, assume it equals the batch: half way between the two extremes.
@@ -229,6 +243,7 @@ class Controller:
             history=history,
             recent=recent,
             step=step,
+            num_timings=state.num_timings + 1,
         )
         state, verdicts = self._name_slow(state)
         if not row_is_complete:
@@ -276,12 +291,17 @@ class Controller:
             return state, ()
         if state.since_step and state.step < state.since_step + self.dwell_steps:
             return state, ()
-        if state.mode == Mode(BSP()) and not state.detector.slow and not self._is_wasteful(state):
-            return state, ()  # nobody is slow beyond doubt: leave training as it is
         given = self.conditions(state)
-        if given is None or not self._is_news(state, given):
+        if given is None:
             return state, ()
-        state = replace(state, comm_s=given.comm_s, judged=(state.step, _gist(given)))
+        if state.mode == Mode(BSP()) and not state.detector.slow and not self._is_wasteful(state):
+            # Nobody is slow beyond doubt: training is left as it is, or judged by what is typical.
+            if math.isinf(self.waste_ratio) or len(self._full_rows(state)) < _TYPICAL_ROWS:
+                return state, ()
+            given = replace(given, own_steps=self._typical(state), history_weight=0.0)
+        if not self._is_news(state, given):
+            return state, ()
+        state = replace(state, comm_s=given.comm_s, judged=(state.num_timings, _gist(given)))
         choice = self.selector.choose(state.mode, given)
         if choice.mode == state.mode:
             return state, ()
@@ -298,9 +318,12 @@ class Controller:
         return replace(state, pending=plan, num_plans=plan.epoch), (plan,)
 
     def _is_news(self, state: ControllerState, given: Conditions) -> bool:
-        step, before = state.judged
-        if not before or state.step >= step + self.rejudge_steps:
+        at, before = state.judged
+        fresh = state.num_timings - at
+        if not before or fresh >= self.rejudge_steps * len(self.hosts):
             return True
+        if fresh < len(self._members(state.policy)):
+            return False  # where every gradient is an update conditions are not judged more often than elsewhere
         return any(abs(new - old) > _NEWS_RATIO * old for new, old in zip(_gist(given), before, strict=True))
 
     def _is_wasteful(self, state: ControllerState) -> bool:
@@ -319,6 +342,9 @@ class Controller:
 
     def _lr_scale(self, state: ControllerState, batch_samples: float) -> float:
         return lr_scale(self.lr_rule, batch_samples, self.reference_samples, self._noise(state))
+
+    def _progress(self, state: ControllerState, batch_samples: float) -> float:
+        return progress(self.lr_rule, batch_samples, self.reference_samples, self._noise(state))
 
     def _pace(self, state: ControllerState, since: int) -> Pace | None:
         """How updates have gone from step `since` on."""
@@ -349,12 +375,12 @@ class Controller:
         if before is None or after is None:
             return state, ()
         faster = before.interval_s / after.interval_s
-        progress = self._lr_scale(state, after.batch_samples) / self._lr_scale(state, before.batch_samples)
+        made = self._progress(state, after.batch_samples) / self._progress(state, before.batch_samples)
         return state, (
             Gain(
                 plan.epoch,
                 plan.predicted_gain,
-                faster * progress,
+                faster * made,
                 before.interval_s,
                 after.interval_s,
                 before.batch_samples,

@@ -136,8 +136,6 @@ def lr_scale(rule: LrRule, batch_samples: float, reference_samples: float, noise
     linear: b / b_ref (SGD);  sqrt: sqrt(b / b_ref) (Adam and its kin);  none: 1
     adascale: (1 + phi / b_ref) / (1 + phi / b), which is linear far below the noise scale and 1 far above it
 
-    It is also the progress that such an update makes, relative to one of the reference batch, while steps are small.
-
     Args:
         rule: Which rule.
         batch_samples: Samples in the update, > 0.
@@ -170,3 +168,30 @@ def lr_scale(rule: LrRule, batch_samples: float, reference_samples: float, noise
         case "none":
             return 1.0
     raise ValueError(f"unknown learning rate rule {rule!r}; wanted 'linear', 'sqrt', 'adascale' or 'none'")
+
+
+def progress(rule: LrRule, batch_samples: float, reference_samples: float, noise_scale: float) -> float:
+    """Return the progress of an update relative to one of the reference batch.
+
+    min(lr_scale(rule, b), n(b_ref) / n(b)) with n(b) = 1 + phi / b
+
+    While steps are small progress goes with the learning rate; but a rate that shrinks more slowly than the noise in
+    a smaller batch grows (the square root does, where noise is large) brings no more than the noise allows.
+
+    Args:
+        rule: How the learning rate follows the batch.
+        batch_samples: Samples in the update, > 0.
+        reference_samples: Samples that the learning rate was tuned for, > 0.
+        noise_scale: phi, samples, >= 0.
+
+    Source:
+        Ours, from `lr_scale` and `updates_needed`.
+
+    Example:
+        >>> [round(progress(rule, 8, 16, 100.0), 2) for rule in ("linear", "sqrt", "none")]
+        [0.5, 0.54, 0.54]
+        >>> round(progress("sqrt", 8, 16, 1.0), 2)
+        0.71
+    """
+    allowed = lr_scale("adascale", batch_samples, reference_samples, noise_scale)
+    return min(lr_scale(rule, batch_samples, reference_samples, noise_scale), allowed)

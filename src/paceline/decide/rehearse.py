@@ -7,13 +7,14 @@ small model of the exchange. So every policy is judged by the same rule, and a n
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from statistics import fmean
 from typing import Any, Literal
 
-from paceline.decide.estimate import LrRule, lr_scale, updates_needed
+from paceline.decide.estimate import LrRule, progress, updates_needed
 from paceline.policy.base import Apply, Arrive, Cancel, Drop, Event, Release, Score, SyncPolicy, Tick, Wake
 from paceline.types import Rank
 
@@ -41,6 +42,7 @@ class Conditions:
         noise_scale: Samples, >= 0.
         staleness_cost: Extra updates per unit of staleness, as a ratio, >= 0. The unit is an update of the full
             batch: a version counts by its factor on the learning rate.
+        staleness_limit: Mean staleness, in that unit, above which a mode is not to be taken, whatever it promises.
         lr_rule: How the learning rate follows the batch.
         arch: How gradients travel.
         fixed_ratio: Part of a gradient's time that does not shrink with its batch, 0..1.
@@ -63,6 +65,7 @@ class Conditions:
     batch_sizes: tuple[int, ...] | None = None
     history: Mapping[Rank, tuple[OwnStep, ...]] = field(default_factory=dict)
     history_weight: float = 0.0
+    staleness_limit: float = math.inf
 
     def __post_init__(self) -> None:
         told = (self.own_steps, self.history) if self.history_weight else (self.own_steps,)
@@ -113,7 +116,7 @@ def estimate(
 ) -> Estimate:
     """Predict the time to accuracy of a policy by rehearsing it.
 
-    T = n(b_ref) * elapsed / sum over updates of lr_scale(b) / (1 + lambda * staleness)
+    T = n(b_ref) * elapsed / sum over updates of progress(b) / (1 + lambda * staleness)
 
     with n(b) = 1 + phi / b. An update's progress is its factor on the learning rate, less what its staleness costs.
 
@@ -125,7 +128,7 @@ def estimate(
 
     Returns:
         The estimate; `time_to_accuracy_s` compares only with others made from the same `given`, and is infinite for
-        a policy that makes no update.
+        a policy that makes no update, or too stale ones.
 
     Source:
         STAR, heuristic selection, has a closed form per mode, no staleness cost and ignores attached ranks'
@@ -174,7 +177,8 @@ class _Rehearsal:
         self._begun = dict.fromkeys(ranks, (0, 0.0))  # version and distance at which each rank's gradient began
         self._made = dict.fromkeys(ranks, 0.0)  # samples in each rank's gradient
         self._version, self._distance = 0, 0.0
-        self._last_s = self._progress = self._total_samples = self._total_staleness = 0.0
+        self._last_s = self._progress = 0.0
+        self._total_samples = self._total_staleness = self._total_distance = 0.0
 
     def run(self, num_gradients: int) -> Estimate:
         """Play until so many gradients have arrived, or more wakes than gradients show that nothing comes of it."""
@@ -198,8 +202,9 @@ class _Rehearsal:
                 num_gradients -= 1
                 self._feed(Arrive(whose, _NEUTRAL if self._policy.wants_scores else None), now_s)
         if self._version == 0 or self._progress == 0.0:
-            return Estimate(float("inf"), 0.0, 0.0, float("inf"))
-        needed = updates_needed(self._reference, self._given.noise_scale)
+            return Estimate(math.inf, 0.0, 0.0, math.inf)
+        too_stale = self._total_distance > self._given.staleness_limit * self._total_samples
+        needed = math.inf if too_stale else updates_needed(self._reference, self._given.noise_scale)
         return Estimate(
             self._last_s / self._version,
             self._total_samples / self._version,
@@ -243,11 +248,12 @@ class _Rehearsal:
         samples = sum(self._made[rank] for rank in action.ranks)
         staleness = sum(self._made[rank] * (self._version - self._begun[rank][0]) for rank in action.ranks)
         distance = sum(self._made[rank] * (self._distance - self._begun[rank][1]) for rank in action.ranks) / samples
-        scale = lr_scale(self._given.lr_rule, samples, self._reference, self._given.noise_scale)
+        scale = progress(self._given.lr_rule, samples, self._reference, self._given.noise_scale)
         scale *= self._policy.work.local_steps
         self._progress += scale / (1.0 + self._given.staleness_cost * distance)
         self._total_samples += samples
         self._total_staleness += staleness
+        self._total_distance += distance * samples
         self._version += 1
         self._distance += scale
 
