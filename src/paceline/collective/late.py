@@ -120,9 +120,8 @@ class LateSchedule:
     def rounds(self) -> Iterator[Messages]:
         """All messages, round by round."""
         names = _names(self.num_ranks, self.late[0])
-        for step in ring_reduce_scatter(tuple(names[:-1].tolist()), tuple(self._blocks())):
-            yield np.array(step, dtype=np.int32).reshape(-1, 4)
         m = self.num_ranks - 1
+        yield from self._early_rounds(names[:m])
         ranks, send, target = np.arange(m), np.array(self.pattern.send), np.array(self.pattern.target)
         for t in range(self.num_chunks):
             time = (t - ranks) % m
@@ -137,10 +136,17 @@ class LateSchedule:
             messages[:, :2] = names[messages[:, :2]]
             yield messages
         for exchanges in self.tail:
-            messages = np.zeros((len(exchanges), 4), dtype=np.int32)
-            messages[:, :3] = np.array(exchanges, dtype=np.int32).reshape(-1, 3)
+            messages = np.pad(np.array(exchanges, dtype=np.int32).reshape(-1, 3), ((0, 0), (0, 1)))
             messages[:, :2] = names[messages[:, :2]]
             yield messages
+
+    def _early_rounds(self, names: NDArray[np.int32]) -> Iterator[Messages]:
+        """A ring in which position i sends block i - 1 - q in round q, as in `ring_reduce_scatter`."""
+        m, blocks = len(names), self._blocks()
+        for q in range(m - 1):
+            block = (np.arange(m) - 1 - q) % m
+            messages = np.stack((names, np.roll(names, -1), block + blocks.start, np.ones_like(block)), axis=1)
+            yield messages[block < len(blocks)].astype(np.int32)
 
     def program(self, rank: int) -> Iterator[Step]:
         """What one rank does, round by round; O(1) work per step."""

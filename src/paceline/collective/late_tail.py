@@ -5,15 +5,21 @@ Ranks are logical: 0..m-1 early, m the late one, which swaps no more and may sen
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from paceline.collective.late_pattern import Pattern, num_doublings
 from paceline.collective.spread import Exchange, SpreadRound
 
 Tail = tuple[tuple[Exchange, ...], ...]
-_MAX_ATTEMPTS = 200  # orders in which ranks are tried; the first does nearly always
+_MAX_ATTEMPTS = 200  # orders in which ranks are tried: the first does mostly, the 67th at last up to n = 1024
+_MAX_ATTEMPTS_FEW = 32  # with so few chunks that there may be no plan at all
 
 
 def tail(pattern: Pattern, num_chunks: int) -> Tail:
-    """Return the rounds after the last swap: L - 1 of them, or L where no plan of L - 1 is found.
+    """Return the rounds after the last swap: L - 1 of them; for K <= L sometimes L.
+
+    Once the oldest chunk that somebody may lack is no longer the first, one chunk more only turns the ranks by one.
+    So one plan serves every K from L + 1 on: the bound met for one is met for all.
 
     Args:
         pattern: Of n ranks, n >= 4.
@@ -31,19 +37,31 @@ def tail(pattern: Pattern, num_chunks: int) -> Tail:
         >>> tail(pattern(4), 3)
         (((1, 2, 1), (2, 1, 2), (3, 0, 2)),)
     """
+    m = len(pattern.land)
+    shift = max(0, num_chunks - max(pattern.birth))
+
+    def moved(rank: int) -> int:
+        return m if rank == m else (rank + shift) % m
+
+    steps = _unmoved(pattern, num_chunks - shift)
+    return tuple(tuple((moved(a), moved(b), c + shift) for a, b, c in step) for step in steps)
+
+
+@lru_cache(maxsize=256)
+def _unmoved(pattern: Pattern, num_chunks: int) -> Tail:
     n = len(pattern.land) + 1
     levels = num_doublings(n)
     if n == 1 << levels:
         return _power_of_two(pattern, num_chunks, levels)
-    first, holds, lacks = _state(pattern, num_chunks)
+    holds, lacks = _state(pattern, num_chunks)
+    few = num_chunks <= levels
     for num_rounds in (levels - 1, levels):
-        for attempt in range(_MAX_ATTEMPTS):
-            order = _order(n, attempt)
-            found = _plan([_renamed(s, order) for s in holds], [_renamed(s, order) for s in lacks], n, num_rounds)
+        for attempt in range(_MAX_ATTEMPTS_FEW if few else _MAX_ATTEMPTS):
+            names = sorted(range(n), key=lambda rank: _mixed(rank + (attempt << 16)) if attempt else rank)
+            found = _plan(holds.copy(), lacks.copy(), names, num_rounds, most_first=few and attempt % 2 == 0)
             if found is not None:
-                back = {new: old for old, new in enumerate(order)}
-                return tuple(tuple((back[a], back[b], first + c) for a, b, c in step) for step in found)
-    raise AssertionError(f"no tail for {n} ranks and {num_chunks} chunks")  # one round more than the bound always does
+                return found
+    raise AssertionError(f"no tail for {n} ranks and {num_chunks} chunks")
 
 
 def _power_of_two(pattern: Pattern, num_chunks: int, levels: int) -> Tail:
@@ -63,51 +81,49 @@ def _power_of_two(pattern: Pattern, num_chunks: int, levels: int) -> Tail:
     return tuple(steps)
 
 
-def _state(pattern: Pattern, num_chunks: int) -> tuple[int, list[int], list[int]]:
-    """First chunk that somebody lacks after the last swap, and holders and lackers of each from there on, as bits."""
+def _state(pattern: Pattern, num_chunks: int) -> tuple[list[int], list[int]]:
+    """Who holds and who lacks each chunk after the last swap, as bits."""
     m = len(pattern.land)
-    first = max(0, num_chunks - max(pattern.birth))
+    everyone = (2 << m) - 1
     holds = []
-    for chunk in range(first, num_chunks):
-        ranks = 1 << m
-        for r in range(m):
-            if chunk + pattern.birth[(chunk - r) % m] < num_chunks:
-                ranks |= 1 << r
-        holds.append(ranks)
-    everyone = (1 << (m + 1)) - 1
-    return first, holds, [everyone & ~ranks for ranks in holds]
+    for chunk in range(num_chunks):
+        early = (r for r in range(m) if chunk + pattern.birth[(chunk - r) % m] < num_chunks)
+        holds.append(1 << m | sum(1 << r for r in early))
+    return holds, [everyone & ~ranks for ranks in holds]
 
 
-def _plan(holds: list[int], lacks: list[int], n: int, num_rounds: int) -> list[list[Exchange]] | None:
-    """Rounds after which nobody lacks anything, or None: first what must double now, then whatever fits."""
+def _plan(holds: list[int], lacks: list[int], names: list[int], num_rounds: int, most_first: bool) -> Tail | None:
+    """Rounds after which nobody lacks anything, or None: first what must double now, then whatever fits.
+
+    Ranks are tried in the order of `names`; with few chunks those that lack most go first.
+    """
     steps = []
     for rounds_left in reversed(range(num_rounds)):
-        planned = SpreadRound(holds, lacks)
+        order = sorted(names, key=lambda rank: -sum(s >> rank & 1 for s in lacks)) if most_first else names
+        planned = SpreadRound([_renamed(ranks, order) for ranks in holds], [_renamed(ranks, order) for ranks in lacks])
         newest_first = range(len(holds) - 1, -1, -1)
         for c in newest_first:
-            wanted = -(-n >> rounds_left)
+            wanted = -(-len(names) >> rounds_left)
             while holds[c].bit_count() + planned.num_receivers(c) < wanted and planned.add(c):
                 pass
         for c in newest_first:
             while planned.add(c):
                 pass
-        steps.append(list(planned.exchanges()))
+        steps.append(tuple((order[source], order[target], c) for source, target, c in planned.exchanges()))
         for _, target, c in steps[-1]:
             holds[c] |= 1 << target
             lacks[c] &= ~(1 << target)
-    return None if any(lacks) else steps
+    return None if any(lacks) else tuple(steps)
 
 
-def _order(n: int, attempt: int) -> list[int]:
-    """A new name for every rank; the same everywhere. Attempt 0 leaves them as they are."""
-    if attempt == 0:
-        return list(range(n))
-    mixed = sorted(range(n), key=lambda r: ((r + 1) * (2 * attempt + 1) * 2654435761) % (1 << 32) * attempt % 65521)
-    order = [0] * n
-    for new, old in enumerate(mixed):
-        order[old] = new
-    return order
+def _mixed(x: int) -> int:
+    """A fixed shuffle: an integer hash, the same on every rank and for every version of every library."""
+    for _ in range(2):
+        x = (x ^ x >> 16) * 0x45D9F3B & 0xFFFFFFFF
+    return x ^ x >> 16
 
 
 def _renamed(ranks: int, order: list[int]) -> int:
-    return sum(1 << order[r] for r in range(len(order)) if ranks >> r & 1)
+    """The same set when rank order[i] is called i."""
+    flags = format(ranks, f"0{len(order)}b")[::-1]
+    return int("".join([flags[old] for old in reversed(order)]), 2)

@@ -26,56 +26,67 @@ class SpreadRound:
     """
 
     def __init__(self, holds: Sequence[int], lacks: Sequence[int]) -> None:
-        self._holds = holds
-        self._lacks = lacks
-        self._senders = [0] * len(holds)
-        self._receivers = [0] * len(holds)
+        self._senders = _Assignment(holds)
+        self._receivers = _Assignment(lacks)
 
     def num_receivers(self, chunk: int) -> int:
         """How many ranks get the chunk in this round, so far."""
-        return self._receivers[chunk].bit_count()
+        return self._receivers.of[chunk].bit_count()
 
     def add(self, chunk: int) -> bool:
         """Give a chunk one more sender and one more receiver, re-assigning others where needed; False: impossible."""
-        before = self._senders.copy()
-        if _augment(self._holds, self._senders, chunk):
-            if _augment(self._lacks, self._receivers, chunk):
+        before = self._senders.state()
+        if self._senders.add(chunk):
+            if self._receivers.add(chunk):
                 return True
-            self._senders = before
+            self._senders.restore(before)
         return False
 
     def exchanges(self) -> Iterator[Exchange]:
         """The messages: inside a chunk the i-th sender feeds the i-th receiver, both in ascending order."""
-        for chunk, (senders, receivers) in enumerate(zip(self._senders, self._receivers, strict=True)):
+        for chunk, (senders, receivers) in enumerate(zip(self._senders.of, self._receivers.of, strict=True)):
             for source, target in zip(bits(senders), bits(receivers), strict=True):
                 yield source, target, chunk
 
 
-def _augment(eligible: Sequence[int], assigned: list[int], chunk: int) -> bool:
-    """Assign one more rank to the chunk: the shortest chain in which each takes a rank from the next."""
-    taken = 0
-    for ranks in assigned:
-        taken |= ranks
-    came_from = {chunk: chunk}
-    queue = [chunk]
-    for at in queue:
-        spare = eligible[at] & ~taken
-        if not spare:
-            reached = [d for d, ranks in enumerate(assigned) if d not in came_from and eligible[at] & ranks]
-            came_from |= dict.fromkeys(reached, at)
-            queue += reached
-            continue
-        bit = spare & -spare
-        while True:
-            assigned[at] |= bit
-            if at == chunk:
+class _Assignment:
+    """Ranks by chunk: each rank with one chunk at most, and only where it is eligible."""
+
+    def __init__(self, eligible: Sequence[int]) -> None:
+        self._eligible = eligible
+        self.of = [0] * len(eligible)
+        self._taken = 0
+
+    def state(self) -> tuple[list[int], int]:
+        return self.of.copy(), self._taken
+
+    def restore(self, state: tuple[list[int], int]) -> None:
+        self.of, self._taken = state
+
+    def add(self, chunk: int) -> bool:
+        """Give the chunk one more rank: the shortest chain in which each takes a rank from the next."""
+        came_from = {chunk: chunk}
+        queue = [chunk]
+        for at in queue:
+            spare = self._eligible[at] & ~self._taken
+            if spare:
+                self._taken |= spare & -spare
+                self._hand_on(spare & -spare, at, came_from)
                 return True
-            before = came_from[at]
-            given = eligible[before] & assigned[at] & ~bit
-            bit = given & -given
-            assigned[at] ^= bit
-            at = before
-    return False
+            for other, ranks in enumerate(self.of):
+                if other not in came_from and self._eligible[at] & ranks:
+                    came_from[other] = at
+                    queue.append(other)
+        return False
+
+    def _hand_on(self, bit: int, at: int, came_from: dict[int, int]) -> None:
+        """Give a rank to the chunk at the end of a chain, which gives one of its own to the one before, and so on."""
+        while came_from[at] != at:
+            given = self._eligible[came_from[at]] & self.of[at]
+            given &= -given
+            self.of[at] ^= bit | given
+            bit, at = given, came_from[at]
+        self.of[at] |= bit
 
 
 def bits(ranks: int) -> Iterator[int]:

@@ -65,44 +65,49 @@ def _check_ports(schedule: Schedule, index: int, messages: Messages) -> None:
     n, most = schedule.num_ranks, schedule.num_chunks + schedule.num_shards
 
     def check(wrong: NDArray[np.bool_], what: str) -> None:
-        if wrong.any():
-            raise ScheduleError(f"{_where(schedule, index, messages[int(np.argmax(wrong))])}: {what}")
+        _check(schedule, index, messages, wrong, what)
 
-    check((messages.min(axis=1, initial=0) < 0) | (source >= n) | (target >= n), f"ranks must be in 0..{n - 1}")
+    check(np.any(messages < 0, axis=1) | (source >= n) | (target >= n), f"ranks must be in 0..{n - 1}")
     check((chunk >= most) | (adds > 1), f"chunks must be in 0..{most - 1}, and it adds or not")
     check(source == target, "a rank cannot send to itself")
-    sends, receives = np.bincount(source, minlength=n), np.bincount(target, minlength=n)
-    check(sends[source] > 1, "its sender sends more than one message in this round")
-    check(receives[target] > 1, "its receiver receives more than one message in this round")
-    if index < schedule.num_early_rounds and schedule.late:
-        check(np.isin(messages[:, :2], schedule.late).any(axis=1), "a late rank takes part in an early round")
+    check(np.bincount(source, minlength=n)[source] > 1, "its sender sends more than one message in this round")
+    check(np.bincount(target, minlength=n)[target] > 1, "its receiver receives more than one message in this round")
+    if index < schedule.num_early_rounds:
+        for rank in schedule.late:
+            check((source == rank) | (target == rank), "a late rank takes part in an early round")
     row_of = np.full(n, -1)
     row_of[source] = np.arange(len(messages))
     back = row_of[target]  # what the receiver itself sends in this round
-    same = (back >= 0) & (chunk[back] == chunk)
-    check(
-        same & ~((target[back] == source) & (adds == 1) & (adds[back] == 1)), "its receiver is sending the same chunk"
-    )
+    is_swap = (target[back] == source) & (adds + adds[back] == 2)
+    check((back >= 0) & (chunk[back] == chunk) & ~is_swap, "its receiver is sending the same chunk")
 
 
 def _deliver(schedule: Schedule, index: int, messages: Messages, held: Sets) -> None:
-    row, chunk = _chunks(schedule, messages[:, 2])
-    source, target, adds = messages[row, 0], messages[row, 1], messages[row, 3].astype(bool)
+    rows, chunk = _chunks(schedule, messages[:, 2])
+    each = messages[rows]
+    source, target, adds = each[:, 0], each[:, 1], each[:, 3:] == 1
     sent, before = held[source, chunk], held[target, chunk]  # copies: everybody reads before anybody writes
-
-    def check(wrong: NDArray[np.bool_], what: str) -> None:
-        if wrong.any():
-            raise ScheduleError(f"{_where(schedule, index, messages[row[int(np.argmax(wrong))]])}: {what}")
-
-    check(adds & ((sent & before) != 0).any(axis=1), "a contribution would be counted twice")
-    check(~adds & ((before & ~sent) != 0).any(axis=1), "overwriting would lose a contribution")
-    check(~adds & (sent == before).all(axis=1), "it brings nothing new")
+    # Who adds must hold nothing of what comes; who overwrites must find all it holds in it, and more.
+    wrong = ((sent & before) != np.where(adds, 0, before)).any(axis=1)
+    _check(schedule, index, each, wrong & adds[:, 0], "a contribution would be counted twice")
+    _check(schedule, index, each, wrong, "overwriting would lose a contribution")
+    _check(schedule, index, each, (sent == before).all(axis=1), "it brings nothing new")
     held[target, chunk] = sent | before
+
+
+def _check(schedule: Schedule, index: int, messages: Messages, wrong: NDArray[np.bool_], what: str) -> None:
+    if wrong.any():
+        source, target, chunk, _ = messages[int(np.argmax(wrong))].tolist()
+        raise ScheduleError(
+            f"{schedule.name}: round {index}, chunk {chunk} from rank {source} to rank {target}: {what}"
+        )
 
 
 def _chunks(schedule: Schedule, chunk: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
     """Row of the message and chunk, for every chunk in every message: a shard is several."""
     num_chunks, num_shards = schedule.num_chunks, schedule.num_shards
+    if not (chunk >= num_chunks).any():
+        return np.arange(len(chunk)), chunk
     first = np.where(chunk >= num_chunks, chunk - num_chunks, chunk)
     count = np.where(chunk >= num_chunks, (num_chunks - first + num_shards - 1) // num_shards, 1)
     row = np.repeat(np.arange(len(chunk)), count)
@@ -119,8 +124,3 @@ def _check_complete(schedule: Schedule, held: Sets, everyone: Sets) -> None:
         raise ScheduleError(
             f"{schedule.name}: at the end rank {rank} lacks the contribution of rank {absent} to chunk {chunk}"
         )
-
-
-def _where(schedule: Schedule, index: int, message: Messages) -> str:
-    source, target, chunk, _ = message.tolist()
-    return f"{schedule.name}: round {index}, chunk {chunk} from rank {source} to rank {target}"
