@@ -6,6 +6,8 @@ through the rounds, as bits.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,7 @@ from paceline.collective.schedule import Messages, Schedule
 from paceline.errors import ScheduleError
 
 _WORD = 64
+Indices = NDArray[np.intp]
 Sets = NDArray[np.uint64]  # [..., words]: the ranks whose contributions are in a sum
 
 
@@ -26,7 +29,7 @@ def verify(schedule: Schedule) -> None:
     everything of every chunk.
 
     Args:
-        schedule: What to check. Takes n² K / 8 bytes and a few array operations per round.
+        schedule: What to check. Takes n² K / 8 bytes, and memory for all messages.
 
     Raises:
         ScheduleError: the first violation, with its round, ranks and chunk.
@@ -50,17 +53,18 @@ def verify(schedule: Schedule) -> None:
     own = np.zeros((n, words), dtype=np.uint64)
     own[np.arange(n), np.arange(n) // _WORD] = np.uint64(1) << (np.arange(n) % _WORD).astype(np.uint64)
     held: Sets = np.repeat(own[:, None, :], schedule.num_chunks, axis=1)  # [ranks, chunks, words]
-    num_rounds = 0
-    for index, messages in enumerate(schedule.rounds()):
-        _check_ports(schedule, index, messages)
-        _deliver(schedule, index, messages, held)
-        num_rounds += 1
-    if num_rounds != schedule.num_rounds:
-        raise ScheduleError(f"{schedule.name}: {num_rounds} rounds, but it says {schedule.num_rounds}")
+    rounds = list(schedule.rounds())
+    if len(rounds) != schedule.num_rounds:
+        raise ScheduleError(f"{schedule.name}: {len(rounds)} rounds, but it says {schedule.num_rounds}")
+    index = np.repeat(np.arange(len(rounds)), [len(messages) for messages in rounds])
+    messages = np.concatenate([np.empty((0, 4), dtype=np.int32), *rounds])
+    _check_ports(schedule, index, messages)
+    _deliver(schedule, index, messages, held)
     _check_complete(schedule, held, np.bitwise_or.reduce(own, axis=0))
 
 
-def _check_ports(schedule: Schedule, index: int, messages: Messages) -> None:
+def _check_ports(schedule: Schedule, index: Indices, messages: Messages) -> None:
+    """All that can be said of a message without knowing what its sender holds."""
     source, target, chunk, adds = messages.T
     n, most = schedule.num_ranks, schedule.num_chunks + schedule.num_shards
 
@@ -70,49 +74,55 @@ def _check_ports(schedule: Schedule, index: int, messages: Messages) -> None:
     check(np.any(messages < 0, axis=1) | (source >= n) | (target >= n), f"ranks must be in 0..{n - 1}")
     check((chunk >= most) | (adds > 1), f"chunks must be in 0..{most - 1}, and it adds or not")
     check(source == target, "a rank cannot send to itself")
-    check(np.bincount(source, minlength=n)[source] > 1, "its sender sends more than one message in this round")
-    check(np.bincount(target, minlength=n)[target] > 1, "its receiver receives more than one message in this round")
-    if index < schedule.num_early_rounds:
-        for rank in schedule.late:
-            check((source == rank) | (target == rank), "a late rank takes part in an early round")
-    row_of = np.full(n, -1)
-    row_of[source] = np.arange(len(messages))
-    back = row_of[target]  # what the receiver itself sends in this round
+    out, into = index * n + source, index * n + target  # a rank in a round
+    check(np.bincount(out)[out] > 1, "its sender sends more than one message in this round")
+    check(np.bincount(into)[into] > 1, "its receiver receives more than one message in this round")
+    is_late = np.zeros(n, dtype=np.bool_)
+    is_late[list(schedule.late)] = True
+    is_early_round = index < schedule.num_early_rounds
+    check(is_early_round & (is_late[source] | is_late[target]), "a late rank takes part in an early round")
+    row_of = np.full(schedule.num_rounds * n, -1)
+    row_of[out] = np.arange(len(messages))
+    back = row_of[into]  # what the receiver itself sends in this round
     is_swap = (target[back] == source) & (adds + adds[back] == 2)
     check((back >= 0) & (chunk[back] == chunk) & ~is_swap, "its receiver is sending the same chunk")
 
 
-def _deliver(schedule: Schedule, index: int, messages: Messages, held: Sets) -> None:
-    rows, chunk = _chunks(schedule, messages[:, 2])
-    each = messages[rows]
-    source, target, adds = each[:, 0], each[:, 1], each[:, 3:] == 1
-    sent, before = held[source, chunk], held[target, chunk]  # copies: everybody reads before anybody writes
-    # Who adds must hold nothing of what comes; who overwrites must find all it holds in it, and more.
-    wrong = ((sent & before) != np.where(adds, 0, before)).any(axis=1)
-    _check(schedule, index, each, wrong & adds[:, 0], "a contribution would be counted twice")
-    _check(schedule, index, each, wrong, "overwriting would lose a contribution")
-    _check(schedule, index, each, (sent == before).all(axis=1), "it brings nothing new")
-    held[target, chunk] = sent | before
+def _deliver(schedule: Schedule, index: Indices, messages: Messages, held: Sets) -> None:
+    rows, chunks = _chunks(schedule, messages[:, 2])
+    messages, index = messages[rows], index[rows]
+    starts = np.searchsorted(index, np.arange(schedule.num_rounds + 1)).tolist()
+    for start, stop in pairwise(starts):
+        now, chunk = slice(start, stop), chunks[start:stop]
+        source, target, _, adds = messages[now].T
+        sent, before = held[source, chunk], held[target, chunk]  # copies: everybody reads before anybody writes
+        # Who adds must hold nothing of what comes; who overwrites must find all it holds in it, and more.
+        wrong = ((sent & before) != np.where(adds[:, None] == 1, 0, before)).any(axis=1)
+        useless = (sent == before).all(axis=1)
+        if wrong.any() or useless.any():
+            _check(schedule, index[now], messages[now], wrong & (adds == 1), "a contribution would be counted twice")
+            _check(schedule, index[now], messages[now], wrong, "overwriting would lose a contribution")
+            _check(schedule, index[now], messages[now], useless, "it brings nothing new")
+        held[target, chunk] = sent | before
 
 
-def _check(schedule: Schedule, index: int, messages: Messages, wrong: NDArray[np.bool_], what: str) -> None:
+def _check(schedule: Schedule, index: Indices, messages: Messages, wrong: NDArray[np.bool_], what: str) -> None:
     if wrong.any():
-        source, target, chunk, _ = messages[int(np.argmax(wrong))].tolist()
+        first = int(np.argmax(wrong))
+        source, target, chunk, _ = messages[first].tolist()
         raise ScheduleError(
-            f"{schedule.name}: round {index}, chunk {chunk} from rank {source} to rank {target}: {what}"
+            f"{schedule.name}: round {index[first]}, chunk {chunk} from rank {source} to rank {target}: {what}"
         )
 
 
-def _chunks(schedule: Schedule, chunk: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
+def _chunks(schedule: Schedule, chunk: NDArray[np.int32]) -> tuple[Indices, NDArray[np.intp]]:
     """Row of the message and chunk, for every chunk in every message: a shard is several."""
     num_chunks, num_shards = schedule.num_chunks, schedule.num_shards
-    if not (chunk >= num_chunks).any():
-        return np.arange(len(chunk)), chunk
     first = np.where(chunk >= num_chunks, chunk - num_chunks, chunk)
     count = np.where(chunk >= num_chunks, (num_chunks - first + num_shards - 1) // num_shards, 1)
     row = np.repeat(np.arange(len(chunk)), count)
     block = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    return row, (first[row] + num_shards * block).astype(np.int32)
+    return row, first[row] + num_shards * block
 
 
 def _check_complete(schedule: Schedule, held: Sets, everyone: Sets) -> None:
