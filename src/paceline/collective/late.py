@@ -13,10 +13,20 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collective.classic import ring_reduce_scatter
+from paceline.collective.classic import message_names, ring_reduce_scatter
 from paceline.collective.late_pattern import Pattern, num_doublings, pattern
 from paceline.collective.late_tail import Tail, tail
-from paceline.collective.schedule import ListedSchedule, Messages, Move, Schedule, Step, Transfer, chunk_range
+from paceline.collective.schedule import (
+    ListedSchedule,
+    Messages,
+    Move,
+    Schedule,
+    Step,
+    Transfer,
+    chunk_range,
+    chunks_of,
+    shards_of,
+)
 from paceline.errors import ScheduleError
 
 
@@ -113,9 +123,20 @@ class LateSchedule:
         """All rounds."""
         return self.num_early_rounds + self.num_chunks + len(self.tail)
 
+    @property
+    def blocks(self) -> tuple[range, ...]:
+        """The shards, where they have several chunks."""
+        return shards_of(self.num_shards, self.num_chunks)
+
+    def chunks_of(self, chunk: int) -> range:
+        """The chunks in a message."""
+        if 0 <= chunk < self.num_chunks:
+            return range(chunk, chunk + 1)
+        return chunks_of(self.num_chunks, self.blocks, chunk)
+
     def chunk_range(self, chunk: int, numel: int) -> tuple[int, int]:
-        """Where a chunk (or shard) lies in a buffer."""
-        return chunk_range(self.num_shards, self.num_chunks, chunk, numel)
+        """Where a chunk (or block) lies in a buffer."""
+        return chunk_range(self.num_shards, self.num_chunks, self.chunks_of(chunk), numel)
 
     def rounds(self) -> Iterator[Messages]:
         """All messages, round by round."""
@@ -142,7 +163,7 @@ class LateSchedule:
 
     def _early_rounds(self, names: NDArray[np.int32]) -> Iterator[Messages]:
         """A ring in which position i sends block i - 1 - q in round q, as in `ring_reduce_scatter`."""
-        m, blocks = len(names), self._blocks()
+        m, blocks = len(names), message_names(self.num_shards, self.num_chunks)
         for q in range(m - 1):
             block = (np.arange(m) - 1 - q) % m
             messages = np.stack((names, np.roll(names, -1), block + blocks.start, np.ones_like(block)), axis=1)
@@ -152,7 +173,7 @@ class LateSchedule:
         """What one rank does, round by round; O(1) work per step."""
         names: list[int] = _names(self.num_ranks, self.late[0]).tolist()
         m, me = self.num_ranks - 1, names[rank]  # swapping two names is its own inverse
-        blocks = self._blocks()
+        blocks = message_names(self.num_shards, self.num_chunks)
         for q in range(m - 1):
             if me == m:
                 yield Step()
@@ -179,11 +200,6 @@ class LateSchedule:
                 next((Move(names[a], c, False) for a, b, c in exchanges if b == me), None),
             )
 
-    def _blocks(self) -> range:
-        """What the shards are called in messages: by their only chunk, or as shards where they have several."""
-        k, m = self.num_chunks, self.num_ranks - 1
-        return range(k) if k <= m else range(k, k + m)
-
 
 def _names(num_ranks: int, late: int) -> NDArray[np.int32]:
     """The rank behind every logical one: the late one is the last."""
@@ -196,8 +212,8 @@ def _few(num_ranks: int, late: int, num_chunks: int) -> ListedSchedule:
     """Two or three ranks: no pattern to follow."""
     names: list[int] = _names(num_ranks, late).tolist()
     m, k = num_ranks - 1, num_chunks
-    blocks = range(k) if k <= m else range(k, k + m)
-    early = ring_reduce_scatter(tuple(names[:m]), tuple(blocks))
+    num_shards = min(k, m)
+    early = ring_reduce_scatter(tuple(names[:m]), tuple(message_names(num_shards, k)))
     if num_ranks == 3 and k > 2:
         steps = [_one_way(t, k) for t in range(k + 2)]
     else:
@@ -205,7 +221,9 @@ def _few(num_ranks: int, late: int, num_chunks: int) -> ListedSchedule:
         if num_ranks == 3:  # rank 1 lacks chunk 0 still, and rank 0 chunk 1 if there is one
             steps.append([Transfer(0, 1, 0, False), Transfer(2, 0, 1, False)][:k])
     named = tuple(tuple(t._replace(source=names[t.source], target=names[t.target]) for t in step) for step in steps)
-    return ListedSchedule("late", num_ranks, k, min(k, m), early + named, (late,), len(early))
+    return ListedSchedule(
+        "late", num_ranks, k, num_shards, early + named, shards_of(num_shards, k), (late,), len(early)
+    )
 
 
 def _one_way(t: int, num_chunks: int) -> list[Transfer]:

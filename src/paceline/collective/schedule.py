@@ -7,7 +7,7 @@ writes, so a message carries what its sender held when the round began.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ class Transfer(NamedTuple):
 
     Args:
         source, target: Ranks, 0..num_ranks-1.
-        chunk: A chunk, 0..num_chunks-1, or `num_chunks + i` for all chunks of shard i in one message.
+        chunk: A chunk, 0..num_chunks-1, or `num_chunks + i` for all chunks of block i in one message.
         adds: Whether the target adds what it receives to what it holds; if not, it overwrites.
     """
 
@@ -35,13 +35,17 @@ class Transfer(NamedTuple):
     adds: bool
 
 
+Steps = tuple[tuple[Transfer, ...], ...]
+"""Transfers by round."""
+
+
 class Move(NamedTuple):
     """One rank's half of a transfer.
 
     Args:
         peer: The other rank.
         chunk: What is sent: pass it to `Schedule.chunk_range` as it is. A number from `num_chunks` on stands for a
-            whole shard.
+            block of chunks.
         adds: Whether the receiving side adds; if not, it overwrites.
     """
 
@@ -93,6 +97,11 @@ class Schedule(Protocol):
         ...
 
     @property
+    def blocks(self) -> tuple[range, ...]:
+        """Chunks that lie side by side and travel in one message; block i is called `num_chunks + i` there."""
+        ...
+
+    @property
     def late(self) -> tuple[int, ...]:
         """Ranks that have no part in the first `num_early_rounds` rounds, ascending."""
         ...
@@ -115,50 +124,80 @@ class Schedule(Protocol):
         """What one rank does; one step per round, `num_rounds` steps."""
         ...
 
+    def chunks_of(self, chunk: int) -> range:
+        """The chunks in a message: one, or those of a block (from `num_chunks` on)."""
+        ...
+
     def chunk_range(self, chunk: int, numel: int) -> tuple[int, int]:
-        """First element of a chunk (or shard, from `num_chunks` on) of a buffer and the one after its last."""
+        """First element of a chunk (or block) in a buffer of `numel`, and the one after its last; no padding."""
         ...
 
 
-def chunk_range(num_shards: int, num_chunks: int, chunk: int, numel: int) -> tuple[int, int]:
-    """Return where a chunk lies in a buffer of any length, without padding.
+def chunk_range(num_shards: int, num_chunks: int, chunks: range, numel: int) -> tuple[int, int]:
+    """Return where a run of chunks lies in a buffer of any length, without padding.
 
-    Shard i is [numel i // m, numel (i+1) // m). Chunk c is block c // m of the b blocks of shard c mod m, cut by the
+    Shard i is [numel i // m, numel (i+1) // m). Chunk c is part c // m of the b parts of shard c mod m, cut by the
     same rule. All chunks together cover every element once.
 
     Args:
         num_shards: m, 1..num_chunks.
         num_chunks: K.
-        chunk: 0..K-1; K + i stands for all chunks of shard i.
+        chunks: One or more of 0..K-1 that lie side by side.
         numel: Length of the buffer, elements (or bytes), >= 0.
 
     Returns:
-        `(start, stop)`; equal for an empty chunk, which nobody sends or receives.
+        `(start, stop)`; equal where there is nothing, which nobody sends or receives.
 
     Raises:
-        ScheduleError: no such chunk, or a negative length.
+        ScheduleError: a negative length.
 
     Source:
         StragglAR (arXiv 2505.23523) cuts n - 1 chunks of numel // (n - 1) elements, so its tail is lost unless the
         caller pads. Ours cuts everything into chunks that differ by one element at most within a shard.
 
     Example:
-        >>> [chunk_range(2, 4, chunk, 11) for chunk in range(4)]
+        >>> [chunk_range(2, 4, range(chunk, chunk + 1), 11) for chunk in range(4)]
         [(0, 2), (5, 8), (2, 5), (8, 11)]
-        >>> chunk_range(2, 4, 5, 11)
+        >>> chunk_range(2, 4, range(1, 4, 2), 11)
         (5, 11)
     """
-    if not 0 <= chunk < num_chunks + num_shards:
-        raise ScheduleError(f"chunk must be in 0..{num_chunks + num_shards - 1}, got {chunk}")
     if numel < 0:
         raise ScheduleError(f"a buffer cannot have {numel} elements")
-    block, shard = divmod(chunk, num_shards) if chunk < num_chunks else (0, chunk - num_chunks)
-    start, stop = numel * shard // num_shards, numel * (shard + 1) // num_shards
-    if chunk >= num_chunks:
-        return start, stop
-    num_blocks = (num_chunks - shard + num_shards - 1) // num_shards
-    length = stop - start
-    return start + length * block // num_blocks, start + length * (block + 1) // num_blocks
+
+    def edge(chunk: int, end: int) -> int:
+        part, shard = divmod(chunk, num_shards)
+        num_parts = (num_chunks - shard + num_shards - 1) // num_shards
+        start, stop = numel * shard // num_shards, numel * (shard + 1) // num_shards
+        return start + (stop - start) * (part + end) // num_parts
+
+    return edge(chunks[0], 0), edge(chunks[-1], 1)
+
+
+def chunks_of(num_chunks: int, blocks: Sequence[range], chunk: int) -> range:
+    """Return the chunks that a message means by `chunk`.
+
+    Raises:
+        ScheduleError: no such chunk or block.
+
+    Example:
+        >>> chunks_of(4, (range(0, 4, 2), range(1, 4, 2)), 3), chunks_of(4, (range(0, 4, 2), range(1, 4, 2)), 5)
+        (range(3, 4), range(1, 4, 2))
+    """
+    if not 0 <= chunk < num_chunks + len(blocks):
+        raise ScheduleError(f"chunk must be in 0..{num_chunks + len(blocks) - 1}, got {chunk}")
+    return range(chunk, chunk + 1) if chunk < num_chunks else blocks[chunk - num_chunks]
+
+
+def shards_of(num_shards: int, num_chunks: int) -> tuple[range, ...]:
+    """Return the shards as blocks; none where each is but one chunk.
+
+    Example:
+        >>> shards_of(2, 5), shards_of(5, 5)
+        ((range(0, 5, 2), range(1, 5, 2)), ())
+    """
+    if num_shards == num_chunks:
+        return ()
+    return tuple(range(shard, num_chunks, num_shards) for shard in range(num_shards))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +220,8 @@ class ListedSchedule:
     num_ranks: int
     num_chunks: int
     num_shards: int
-    steps: tuple[tuple[Transfer, ...], ...]
+    steps: Steps
+    blocks: tuple[range, ...] = ()
     late: tuple[int, ...] = ()
     num_early_rounds: int = 0
 
@@ -208,12 +248,16 @@ class ListedSchedule:
             receive = next((Move(t.source, t.chunk, t.adds) for t in step if t.target == rank), None)
             yield Step(send, receive)
 
+    def chunks_of(self, chunk: int) -> range:
+        """The chunks in a message."""
+        return chunks_of(self.num_chunks, self.blocks, chunk)
+
     def chunk_range(self, chunk: int, numel: int) -> tuple[int, int]:
-        """Where a chunk (or shard) lies in a buffer."""
-        return chunk_range(self.num_shards, self.num_chunks, chunk, numel)
+        """Where a chunk (or block) lies in a buffer."""
+        return chunk_range(self.num_shards, self.num_chunks, self.chunks_of(chunk), numel)
 
 
-def steps_of(schedule: Schedule) -> tuple[tuple[Transfer, ...], ...]:
+def steps_of(schedule: Schedule) -> Steps:
     """Return all transfers of a schedule, round by round: for people, JSON and tests.
 
     Example:

@@ -66,7 +66,7 @@ def verify(schedule: Schedule) -> None:
 def _check_ports(schedule: Schedule, index: Indices, messages: Messages) -> None:
     """All that can be said of a message without knowing what its sender holds."""
     source, target, chunk, adds = messages.T
-    n, most = schedule.num_ranks, schedule.num_chunks + schedule.num_shards
+    n, most = schedule.num_ranks, schedule.num_chunks + len(schedule.blocks)
 
     def check(wrong: NDArray[np.bool_], what: str) -> None:
         _check(schedule, index, messages, wrong, what)
@@ -115,14 +115,13 @@ def _check(schedule: Schedule, index: Indices, messages: Messages, wrong: NDArra
         )
 
 
-def _chunks(schedule: Schedule, chunk: NDArray[np.int32]) -> tuple[Indices, NDArray[np.intp]]:
-    """Row of the message and chunk, for every chunk in every message: a shard is several."""
-    num_chunks, num_shards = schedule.num_chunks, schedule.num_shards
-    first = np.where(chunk >= num_chunks, chunk - num_chunks, chunk)
-    count = np.where(chunk >= num_chunks, (num_chunks - first + num_shards - 1) // num_shards, 1)
+def _chunks(schedule: Schedule, chunk: NDArray[np.int32]) -> tuple[Indices, Indices]:
+    """Row of the message and chunk, for every chunk in every message: a block is several."""
+    ranges = [*(range(c, c + 1) for c in range(schedule.num_chunks)), *schedule.blocks]
+    first, step, count = np.array([(r.start, r.step, len(r)) for r in ranges])[chunk].T
     row = np.repeat(np.arange(len(chunk)), count)
-    block = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    return row, first[row] + num_shards * block
+    part = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    return row, first[row] + step[row] * part
 
 
 def _check_complete(schedule: Schedule, held: Sets, everyone: Sets) -> None:
