@@ -43,9 +43,11 @@ class CollectivePlan:
         schedule: None, or one named "ring": the backend's own all-reduce.
         max_numel: At most this many elements of a tensor, from its start, go through the schedule, the rest through
             the backend's own all-reduce ("split mode"); None: all.
+        num_lanes: Into how many equal parts that run through the schedule side by side, >= 1. With two, ports stay
+            busy while ranks wake up; more gain nothing (docs/results).
 
     Raises:
-        ConfigError: a negative `max_numel`.
+        ConfigError: a negative `max_numel`, or no lane.
 
     Example:
         >>> CollectivePlan().is_native
@@ -54,10 +56,13 @@ class CollectivePlan:
 
     schedule: Schedule | None = None
     max_numel: int | None = None
+    num_lanes: int = 2
 
     def __post_init__(self) -> None:
         if self.max_numel is not None and self.max_numel < 0:
             raise ConfigError(f"max_numel must be >= 0 or None, got {self.max_numel}")
+        if self.num_lanes < 1:
+            raise ConfigError(f"num_lanes must be >= 1, got {self.num_lanes}")
 
     @property
     def is_native(self) -> bool:
@@ -68,7 +73,7 @@ class CollectivePlan:
         """What ranks compare to know that they hold the same plan; covers every message of the schedule."""
         if self.schedule is None or self.is_native:
             return "native"
-        return f"{_digest(self.schedule)}/{self.max_numel}"  # type: ignore[arg-type]  # schedules are hashable
+        return f"{_digest(self.schedule)}/{self.max_numel}/{self.num_lanes}"  # type: ignore[arg-type]  # schedules are hashable
 
 
 @lru_cache(maxsize=64)
@@ -306,7 +311,7 @@ class Call:
         self._split = numel
         if numel == 0:
             return
-        self._program = program = _compiled(plan.schedule, executor.position, numel)  # type: ignore[arg-type]
+        self._program = program = _compiled(plan.schedule, executor.position, numel, plan.num_lanes)  # type: ignore[arg-type]
         scratch = (executor._take(flat.dtype, program.scratch_numel), executor._take(flat.dtype, program.scratch_numel))
         kept = executor._take(flat.dtype, flat.numel())
         self._buffers = buffers = Buffers(flat, kept, scratch, n if op == "avg" else None)
@@ -334,8 +339,8 @@ class Call:
 
 
 @lru_cache(maxsize=256)
-def _compiled(schedule: Schedule, position: int, numel: int) -> Program:
-    return compile_program(schedule, position, numel)
+def _compiled(schedule: Schedule, position: int, numel: int, num_lanes: int) -> Program:
+    return compile_program(schedule, position, numel, num_lanes)
 
 
 class _NativeError(RuntimeError):

@@ -37,7 +37,7 @@ class Exchange:
 
     Args:
         send, receive: The messages; not both None.
-        needs: Index of the last exchange whose receive the send passes on; it must be complete first.
+        is_independent: It is another lane's than the exchange before, so it needs nothing of what that brings.
         clear: Index of the last exchange (this one included) that sends what the receive writes to; its send must be
             complete before anything is written there. In a swap, that is this exchange.
         saves: What the receive writes to for the first time in this call.
@@ -47,7 +47,7 @@ class Exchange:
 
     send: Piece | None
     receive: Piece | None
-    needs: int = NEVER
+    is_independent: bool = False
     clear: int = NEVER
     saves: tuple[Span, ...] = ()
     finishes: tuple[Span, ...] = ()
@@ -69,19 +69,25 @@ class Program:
     scratch_numel: int
 
 
-def compile_program(schedule: Schedule, position: int, numel: int) -> Program:
+def compile_program(schedule: Schedule, position: int, numel: int, num_lanes: int = 1) -> Program:
     """Return what a rank does to all-reduce a buffer of `numel` elements.
 
     Pauses and empty messages are left out; both sides of a message work out its length from the same rule, so both
-    leave it out.
+    leave it out. Lanes are equal parts of the buffer, each reduced by the schedule on its own; of every round, all
+    lanes have their turn before the next round's. An exchange then never waits for what the one before it brings, so
+    with two lanes one message is on its way while the other's ends are waking up.
 
     Args:
         schedule: Verified.
         position: This rank's position in the schedule, 0..num_ranks-1.
         numel: Length of the buffer, elements, >= 0.
+        num_lanes: How many parts, >= 1.
 
     Returns:
-        The program. O(rounds + chunks) to build and to hold.
+        The program. O(rounds + chunks) to build and to hold, times lanes.
+
+    Source:
+        StragglAR (arXiv 2505.23523) runs its rounds one after the other. Lanes are ours.
 
     Example:
         >>> from paceline.collective.schedule import ListedSchedule, Transfer
@@ -89,84 +95,96 @@ def compile_program(schedule: Schedule, position: int, numel: int) -> Program:
         >>> exchange, = compile_program(swap, 0, 5).completion
         >>> exchange.receive, exchange.clear, exchange.saves, exchange.finishes
         (Piece(peer=1, start=0, stop=5, adds=True), 0, ((0, 5),), ((0, 5),))
+        >>> [(e.send.start, e.send.stop) for e in compile_program(swap, 0, 5, num_lanes=2).completion]
+        [(0, 2), (2, 5)]
         >>> compile_program(swap, 0, 0).completion
         ()
     """
-    spans = _Spans(schedule, numel)
+    lanes = [_Spans(schedule, numel * i // num_lanes, numel * (i + 1) // num_lanes, i) for i in range(num_lanes)]
     steps = iter(schedule.program(position))
     phases = [
-        [step for step in phase if spans.piece(step.send) or spans.piece(step.receive)]
+        [turn for step in phase for lane in lanes if (turn := lane.turn(step)) is not None]
         for phase in (list(islice(steps, schedule.num_early_rounds)), list(steps))
     ]
     last_write: dict[int, tuple[int, int]] = {}  # chunk -> phase and index of the receive that writes there last
     for number, phase in enumerate(phases):
-        for index, step in enumerate(phase):
-            if step.receive is not None and spans.piece(step.receive):
-                last_write.update(dict.fromkeys(spans.chunks(step.receive.chunk), (number, index)))
+        for index, turn in enumerate(phase):
+            last_write.update(dict.fromkeys(turn.written, (number, index)))
     saved: set[int] = set()
-    early, completion = (
-        tuple(_exchanges(number, phase, spans, saved, last_write)) for number, phase in enumerate(phases)
-    )
+    early, completion = (tuple(_exchanges(number, phase, saved, last_write)) for number, phase in enumerate(phases))
     beside = [e.receive.numel for e in (*early, *completion) if e.receive is not None and e.beside]
     return Program(early, completion, max(beside, default=0))
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A step of one lane: its messages, and which chunks (numbered over all lanes) they read and write."""
+
+    send: Piece | None
+    receive: Piece | None
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+    spans: _Spans
+
+
 class _Spans:
-    """Where chunks lie in a buffer of one length."""
+    """Where the chunks of one lane lie."""
 
-    def __init__(self, schedule: Schedule, numel: int) -> None:
+    def __init__(self, schedule: Schedule, start: int, stop: int, lane: int) -> None:
         self._schedule = schedule
-        self._numel = numel
+        self._start = start
+        self._numel = stop - start
+        self._first_chunk = lane * schedule.num_chunks
 
-    def chunks(self, chunk: int) -> tuple[int, ...]:
-        """The chunks behind a chunk's number, which may stand for a whole shard."""
-        if chunk < self._schedule.num_chunks:
-            return (chunk,)
-        first = chunk - self._schedule.num_chunks
-        return tuple(range(first, self._schedule.num_chunks, self._schedule.num_shards))
-
-    def span(self, chunk: int) -> Span:
-        return self._schedule.chunk_range(chunk, self._numel)
+    def turn(self, step: Step) -> _Turn | None:
+        """What a step comes to here; None if nothing."""
+        send, read = self._message(step.send)
+        receive, written = self._message(step.receive)
+        return _Turn(send, receive, read, written, self) if send or receive else None
 
     def joined(self, chunks: list[int]) -> tuple[Span, ...]:
         """The elements of chunks of one shard, ascending, neighbours joined."""
         spans: list[Span] = []
-        for start, stop in sorted(self.span(chunk) for chunk in chunks):
+        for start, stop in sorted(self._span(chunk - self._first_chunk) for chunk in chunks):
             if spans and spans[-1][1] == start:
                 spans[-1] = (spans[-1][0], stop)
             elif start < stop:
                 spans.append((start, stop))
         return tuple(spans)
 
-    def piece(self, move: Move | None) -> Piece | None:
+    def _message(self, move: Move | None) -> tuple[Piece | None, tuple[int, ...]]:
         if move is None:
-            return None
-        start, stop = self.span(move.chunk)
-        return Piece(move.peer, start, stop, move.adds) if start < stop else None
+            return None, ()
+        start, stop = self._span(move.chunk)
+        if start == stop:
+            return None, ()
+        return Piece(move.peer, start, stop, move.adds), self._chunks(move.chunk)
+
+    def _span(self, chunk: int) -> Span:
+        start, stop = self._schedule.chunk_range(chunk, self._numel)
+        return self._start + start, self._start + stop
+
+    def _chunks(self, chunk: int) -> tuple[int, ...]:
+        """The chunks behind a chunk's number, which may stand for a whole shard."""
+        k = self._schedule.num_chunks
+        plain = range(chunk, chunk + 1) if chunk < k else range(chunk - k, k, self._schedule.num_shards)
+        return tuple(self._first_chunk + c for c in plain)
 
 
 def _exchanges(
-    number: int, steps: list[Step], spans: _Spans, saved: set[int], last_write: dict[int, tuple[int, int]]
+    number: int, turns: list[_Turn], saved: set[int], last_write: dict[int, tuple[int, int]]
 ) -> Iterator[Exchange]:
     """The exchanges of one phase, in order; chunks that they write to are noted in `saved`."""
     sent: dict[int, int] = {}  # chunk -> index of the exchange that sent it last
-    received: dict[int, int] = {}
-    for index, step in enumerate(steps):
-        send, receive = spans.piece(step.send), spans.piece(step.receive)
-        needs = clear = NEVER
-        saves: tuple[Span, ...] = ()
+    for index, turn in enumerate(turns):
         finishes: tuple[Span, ...] = ()
-        if send is not None and step.send is not None:
-            chunks = spans.chunks(step.send.chunk)
-            needs = max(received.get(chunk, NEVER) for chunk in chunks)
-            sent.update(dict.fromkeys(chunks, index))
-        if receive is not None and step.receive is not None:
-            chunks = spans.chunks(step.receive.chunk)
-            clear = max(sent.get(chunk, NEVER) for chunk in chunks)
-            received.update(dict.fromkeys(chunks, index))
-            saves = spans.joined([chunk for chunk in chunks if chunk not in saved])
-            saved.update(chunks)
-            if receive.adds:
-                finishes = spans.joined([chunk for chunk in chunks if last_write[chunk] == (number, index)])
-        beside = receive is not None and (receive.adds or clear == index)
-        yield Exchange(send, receive, needs, clear, saves, finishes, beside)
+        sent.update(dict.fromkeys(turn.read, index))
+        clear = max((sent.get(chunk, NEVER) for chunk in turn.written), default=NEVER)
+        saves = turn.spans.joined([chunk for chunk in turn.written if chunk not in saved])
+        saved.update(turn.written)
+        adds = turn.receive is not None and turn.receive.adds
+        if adds:
+            finishes = turn.spans.joined([chunk for chunk in turn.written if last_write[chunk] == (number, index)])
+        beside = adds or (turn.receive is not None and clear == index)
+        is_independent = index > 0 and turn.spans is not turns[index - 1].spans
+        yield Exchange(turn.send, turn.receive, is_independent, clear, saves, finishes, beside)

@@ -7,7 +7,6 @@ senders would share this rank's port. NCCL wants one batch per round and orders 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -19,7 +18,6 @@ from torch import Tensor
 from paceline.act.program import Exchange, Piece, Span
 
 _TAG = 0  # both sides post the messages of a pair in the same order; Gloo keeps a table entry for every tag ever used
-_SENDS_AHEAD = 1
 
 
 class WireError(RuntimeError):
@@ -110,7 +108,12 @@ def _wait(work: dist.Work, piece: Piece) -> None:
 
 
 class StreamedWire:
-    """Every message on its own, receives posted one exchange ahead: for Gloo."""
+    """Every message on its own: for Gloo.
+
+    A rank has one send under way at a time: two would share its port, and the first, for which somebody waits, would
+    arrive as late as the second. Where the next exchange is another lane's, its receive is posted and its send starts
+    as soon as the own send is out, so that ports do not idle while processes wake up.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -121,46 +124,38 @@ class StreamedWire:
 
 
 class _Stream:
-    """One run: receives complete in order; sends start as soon as their data is there, and complete in order."""
+    """One run."""
 
     def __init__(self, group: dist.ProcessGroup, exchanges: Sequence[Exchange], buffers: Buffers) -> None:
         self._group = group
         self._exchanges = exchanges
         self._buffers = buffers
         self._receives: dict[int, dist.Work] = {}
-        self._sends: deque[tuple[int, Piece, dist.Work]] = deque()
-        self._next_send = 0
+        self._sends: dict[int, dist.Work] = {}
 
     def run(self) -> None:
         for index, exchange in enumerate(self._exchanges):
-            receive = exchange.receive
-            if receive is not None and index not in self._receives:
-                if not exchange.beside:
-                    self._finish_sends(exchange.clear)
-                self._post_receive(index, exchange)
-            self._post_sends(index)
-            self._look_ahead(index + 1)
-            if receive is not None:
-                if exchange.beside:
-                    self._buffers.save(exchange.saves)
-                _wait(self._receives.pop(index), receive)
-                if exchange.beside:
-                    self._finish_sends(exchange.clear)
-                    self._buffers.take_in(index, exchange)
-            self._finish_sends(index - 1)
-        self._finish_sends(len(self._exchanges))
+            self._post_receive(index)
+            self._post_send(index)
+            ahead = self._exchanges[index + 1] if index + 1 < len(self._exchanges) else None
+            goes_ahead = ahead is not None and ahead.is_independent
+            if ahead is not None and goes_ahead and (ahead.beside or ahead.clear < index):
+                self._post_receive(index + 1)
+            if exchange.beside:
+                self._buffers.save(exchange.saves)
+            if exchange.send is not None:
+                _wait(self._sends.pop(index), exchange.send)
+            if goes_ahead:
+                self._post_send(index + 1)
+            if exchange.receive is not None:
+                _wait(self._receives.pop(index), exchange.receive)
+            if exchange.beside:
+                self._buffers.take_in(index, exchange)
 
-    def _look_ahead(self, index: int) -> None:
-        """Post the next receive, unless it would write over what is still to be sent."""
-        if index >= len(self._exchanges):
-            return
+    def _post_receive(self, index: int) -> None:
         exchange = self._exchanges[index]
-        sent = self._sends[0][0] if self._sends else self._next_send  # index of the first send that is not complete
-        if exchange.receive is not None and (exchange.beside or exchange.clear < sent):
-            self._post_receive(index, exchange)
-
-    def _post_receive(self, index: int, exchange: Exchange) -> None:
-        assert exchange.receive is not None
+        if exchange.receive is None or index in self._receives:
+            return
         if not exchange.beside:
             self._buffers.save(exchange.saves)
         try:
@@ -169,26 +164,15 @@ class _Stream:
             raise WireError(exchange.receive.peer, error) from None
         self._receives[index] = work
 
-    def _post_sends(self, index: int) -> None:
-        """Start the sends up to `_SENDS_AHEAD` exchanges ahead whose data is there: all receives before `index` are."""
-        last = min(index + _SENDS_AHEAD, len(self._exchanges) - 1)
-        while self._next_send <= last and self._exchanges[self._next_send].needs < index:
-            piece = self._exchanges[self._next_send].send
-            if piece is not None:
-                part = self._buffers.flat[piece.start : piece.stop]
-                try:
-                    work = self._group.send([part], piece.peer, _TAG)
-                except RuntimeError as error:
-                    raise WireError(piece.peer, error) from None
-                self._sends.append((self._next_send, piece, work))
-            self._next_send += 1
-
-    def _finish_sends(self, last: int) -> None:
-        """Wait for the sends of all exchanges up to `last`."""
-        while self._sends and self._sends[0][0] <= last:
-            _, piece, work = self._sends[0]
-            _wait(work, piece)
-            self._sends.popleft()
+    def _post_send(self, index: int) -> None:
+        piece = self._exchanges[index].send
+        if piece is None or index in self._sends:
+            return
+        try:
+            work = self._group.send([self._buffers.flat[piece.start : piece.stop]], piece.peer, _TAG)
+        except RuntimeError as error:
+            raise WireError(piece.peer, error) from None
+        self._sends[index] = work
 
 
 class BatchedWire:
