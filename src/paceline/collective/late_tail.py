@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from paceline.collective.late_pattern import Pattern, num_doublings
-from paceline.collective.spread import Exchange, SpreadRound
+from paceline.collective.spread import Exchange, SpreadRound, renamed
 
 Tail = tuple[tuple[Exchange, ...], ...]
 _MAX_ATTEMPTS = 200  # orders in which ranks are tried: the first does mostly, the 67th at last up to n = 1024
@@ -100,7 +100,7 @@ def _plan(holds: list[int], lacks: list[int], names: list[int], num_rounds: int,
     steps = []
     for rounds_left in reversed(range(num_rounds)):
         order = sorted(names, key=lambda rank: -sum(s >> rank & 1 for s in lacks)) if most_first else names
-        planned = SpreadRound([_renamed(ranks, order) for ranks in holds], [_renamed(ranks, order) for ranks in lacks])
+        planned = SpreadRound([renamed(ranks, order) for ranks in holds], [renamed(ranks, order) for ranks in lacks])
         newest_first = range(len(holds) - 1, -1, -1)
         for c in newest_first:
             wanted = -(-len(names) >> rounds_left)
@@ -121,9 +121,3 @@ def _mixed(x: int) -> int:
     for _ in range(2):
         x = (x ^ x >> 16) * 0x45D9F3B & 0xFFFFFFFF
     return x ^ x >> 16
-
-
-def _renamed(ranks: int, order: list[int]) -> int:
-    """The same set when rank order[i] is called i."""
-    flags = format(ranks, f"0{len(order)}b")[::-1]
-    return int("".join([flags[old] for old in reversed(order)]), 2)

@@ -100,3 +100,14 @@ def bits(ranks: int) -> Iterator[int]:
         lowest = ranks & -ranks
         yield lowest.bit_length() - 1
         ranks ^= lowest
+
+
+def renamed(ranks: int, order: Sequence[int]) -> int:
+    """The same set when rank `order[i]` is called i.
+
+    Example:
+        >>> bin(renamed(0b001, [2, 0, 1]))
+        '0b10'
+    """
+    flags = format(ranks, f"0{len(order)}b")[::-1]
+    return int("".join([flags[old] for old in reversed(order)]), 2)
