@@ -44,7 +44,7 @@ class CollectivePlan:
         max_numel: At most this many elements of a tensor, from its start, go through the schedule, the rest through
             the backend's own all-reduce ("split mode"); None: all.
         num_lanes: Into how many equal parts that run through the schedule side by side, >= 1. With two, ports stay
-            busy while ranks wake up; more gain nothing (docs/results).
+            busy while ranks wake up.
 
     Raises:
         ConfigError: a negative `max_numel`, or no lane.
@@ -78,9 +78,8 @@ class CollectivePlan:
 
 @lru_cache(maxsize=64)
 def _digest(schedule: Schedule) -> str:
-    sha = hashlib.sha256(
-        repr((schedule.num_ranks, schedule.num_chunks, schedule.num_shards, schedule.num_early_rounds)).encode()
-    )
+    layout = schedule.num_ranks, schedule.num_chunks, schedule.num_shards, schedule.blocks, schedule.num_early_rounds
+    sha = hashlib.sha256(repr(layout).encode())
     for messages in schedule.rounds():
         sha.update(messages.tobytes())
         sha.update(b"|")

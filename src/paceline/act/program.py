@@ -143,7 +143,7 @@ class _Spans:
         return _Turn(send, receive, read, written, self) if send or receive else None
 
     def joined(self, chunks: list[int]) -> tuple[Span, ...]:
-        """The elements of chunks of one shard, ascending, neighbours joined."""
+        """The elements of chunks, ascending, neighbours joined."""
         spans: list[Span] = []
         for start, stop in sorted(self._span(chunk - self._first_chunk) for chunk in chunks):
             if spans and spans[-1][1] == start:
@@ -158,17 +158,12 @@ class _Spans:
         start, stop = self._span(move.chunk)
         if start == stop:
             return None, ()
-        return Piece(move.peer, start, stop, move.adds), self._chunks(move.chunk)
+        chunks = tuple(self._first_chunk + chunk for chunk in self._schedule.chunks_of(move.chunk))
+        return Piece(move.peer, start, stop, move.adds), chunks
 
     def _span(self, chunk: int) -> Span:
         start, stop = self._schedule.chunk_range(chunk, self._numel)
         return self._start + start, self._start + stop
-
-    def _chunks(self, chunk: int) -> tuple[int, ...]:
-        """The chunks behind a chunk's number, which may stand for a whole shard."""
-        k = self._schedule.num_chunks
-        plain = range(chunk, chunk + 1) if chunk < k else range(chunk - k, k, self._schedule.num_shards)
-        return tuple(self._first_chunk + c for c in plain)
 
 
 def _exchanges(
