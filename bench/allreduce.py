@@ -107,6 +107,7 @@ def rank_main(
         late = 0 if setting.wrong_rank else predicted
         delay_s = setting.delay_ratio * early_time_s(num_ranks, setting.size_mb, rate_mbit)
         executor.use(plans(num_ranks, setting, predicted)[algorithm])
+        executor.settle()
         numel = int(setting.size_mb * 1e6 / 4)
         tensor = torch.full((numel,), float(rank))
         start = agreed_start()

@@ -76,13 +76,14 @@ def main(
     start = time.monotonic()
     outcomes = run_local(soak, ranks, ranks, calls, seed, timeout_s=timeout_s)
     failed = [outcome.error for outcome in outcomes if outcome.error]
-    growth = [round(outcome.value["growth_mb"], 1) for outcome in outcomes if outcome.value]
+    memory = [[round(mb, 1) for mb in outcome.value["memory_mb"]] for outcome in outcomes if outcome.value]
+    growth = [round(last - first, 1) for first, _, last in memory]
     result = {
         "calls": calls,
         "ranks": ranks,
         "seconds": round(time.monotonic() - start, 1),
         "failed_ranks": len(failed),
-        "memory_mb": [round(outcome.value["end_mb"], 1) for outcome in outcomes if outcome.value],
+        "memory_mb_after_warmup_half_way_at_end": memory,
         "memory_growth_mb": growth,
         "longest_call_s": max(
             (round(outcome.value["longest_s"], 3) for outcome in outcomes if outcome.value), default=None

@@ -229,8 +229,9 @@ def test_what_does_not_fit_goes_to_the_backend(n: int) -> None:
 def disagree(rank: int, n: int) -> Any:
     executor = build(rank, n)
     plans = []
-    for num_chunks in (4, 8 if rank == 1 else 4, 4):
-        executor.use(CollectivePlan(around_one(n, 2, num_chunks)))
+    odd = rank == 1
+    for late, num_chunks in ((2, 4), (2, 8 if odd else 4), (2, 4), (3 if odd else 2, 4), (0, 4)):
+        executor.use(CollectivePlan(around_one(n, late, num_chunks)))
         tensor = torch.full((10,), float(rank))
         executor.all_reduce(tensor)
         plans.append((executor.plan.is_native, tensor.tolist()))
@@ -241,7 +242,7 @@ def disagree(rank: int, n: int) -> Any:
 def test_different_plans_fall_back_to_the_backend_on_all_ranks() -> None:
     outcomes = run_local(disagree, 4, 4, timeout_s=25.0)
     same_on_all(outcomes)
-    assert outcomes[0].value == [(native, [6.0] * 10) for native in (False, True, False)]
+    assert outcomes[0].value == [(native, [6.0] * 10) for native in (False, True, False, True, False)]
 
 
 def begin_before_the_late_rank_comes(rank: int, n: int, late: int) -> Any:

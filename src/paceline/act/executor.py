@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -138,7 +139,7 @@ class Executor:
         batched = wire == "batched" or (wire is None and self._device.type != "cpu")
         self._wire: Wire = BatchedWire(self._group, self._device) if batched else StreamedWire(self._group)
         self._proposal: tuple[int, CollectivePlan] | None = None
-        self._num_proposals = 0
+        self._num_proposals = self._num_forgotten = 0
         self._pool: dict[torch.dtype, list[Tensor]] = {}
         # Connects everybody; on NCCL, point-to-point between some ranks is undefined before a collective of all.
         self._native(torch.zeros(1, device=self._device), "sum")
@@ -161,6 +162,28 @@ class Executor:
         self._num_proposals += 1
         self._proposal = (self._num_proposals, plan)
         self._store.set(f"plan/{self._num_proposals}/{self.position}", plan.digest())
+
+    def settle(self) -> None:
+        """Compare the ranks' latest plans and take the one to use; `begin` does it if nobody did before.
+
+        They proposed when the last call was over, so this hardly ever waits; it takes a few exchanges with the store.
+
+        Raises:
+            PeerTimeout: a rank proposed nothing within `timeout_s`.
+        """
+        if self._proposal is None:
+            return
+        number, plan = self._proposal
+        digests = self._gather(f"plan/{number}")
+        for older in range(self._num_forgotten + 1, number):  # everybody is past these, or would not have come here
+            self._store.delete_key(f"plan/{older}/{self.position}")
+        self._num_forgotten = number - 1
+        self._proposal = None
+        if len(set(digests)) == 1:
+            self.plan = plan
+            return
+        self.plan = CollectivePlan()
+        logger.warning("ranks hold different all-reduce plans (%s): using the backend's own", " ".join(digests))
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> None:
         """Sum or average a tensor over all ranks, in place; every rank ends with the same bits.
@@ -192,7 +215,7 @@ class Executor:
             PeerError: see `all_reduce`.
         """
         self._check_usable()
-        self._settle_plan()
+        self.settle()
         return Call(self, tensor, op)
 
     def close(self) -> None:
@@ -254,19 +277,6 @@ class Executor:
 
     # Agreement.
 
-    def _settle_plan(self) -> None:
-        """Compare the ranks' latest proposals, which they made when the last call was over: they are there."""
-        if self._proposal is None:
-            return
-        number, plan = self._proposal
-        digests = self._gather(f"plan/{number}")
-        self._proposal = None
-        if len(set(digests)) == 1:
-            self.plan = plan
-            return
-        self.plan = CollectivePlan()
-        logger.warning("ranks hold different all-reduce plans (%s): using the backend's own", " ".join(digests))
-
     def _exchange(self, key: str, value: str) -> list[str]:
         self._store.set(f"{key}/{self.position}", value)
         return self._gather(key)
@@ -314,9 +324,10 @@ class Call:
         scratch = (executor._take(flat.dtype, program.scratch_numel), executor._take(flat.dtype, program.scratch_numel))
         kept = executor._take(flat.dtype, flat.numel())
         self._buffers = buffers = Buffers(flat, kept, scratch, n if op == "avg" else None)
+        pieces = max(1, len(program.completion))
+        edges = [numel + (flat.numel() - numel) * i // pieces for i in range(pieces + 1)]
+        buffers.later = [(start, stop) for start, stop in pairwise(edges) if start < stop]
         executor._guard(lambda: executor._wire.run(program.early, buffers), buffers.restore)
-        if numel < flat.numel():
-            buffers.save([(numel, flat.numel())])  # now, while early ranks have to wait anyway
 
     def complete(self) -> None:
         """Do what is left; returns when this rank has the result and has passed on what others need of it.
@@ -330,6 +341,7 @@ class Call:
             executor._guard(lambda: executor._native(self._tensor, self._op), lambda: None)
             return
         executor._guard(lambda: executor._wire.run(program.completion, buffers), buffers.restore)
+        buffers.save(buffers.later)
         rest = buffers.flat[self._split :]
         if rest.numel() > 0:
             executor._guard(lambda: executor._native(rest, self._op), buffers.restore)

@@ -44,6 +44,7 @@ class Buffers:
         scratch: What is received beside, alternately; two of shape [>= longest such message].
         divisor: What finished sums are divided by; None for sums.
         saved: Which spans of `kept` are valid.
+        later: What else has to be kept before the call's end, in pieces that fit into the waits of one exchange each.
     """
 
     flat: Tensor
@@ -51,12 +52,18 @@ class Buffers:
     scratch: tuple[Tensor, Tensor]
     divisor: int | None
     saved: list[Span] = field(default_factory=list)
+    later: list[Span] = field(default_factory=list)
 
     def save(self, spans: Sequence[Span]) -> None:
         """Keep the input at these elements, before they are written to for the first time."""
         for start, stop in spans:
             self.kept[start:stop].copy_(self.flat[start:stop])
             self.saved.append((start, stop))
+
+    def save_some(self) -> None:
+        """Keep the next piece of what is not urgent, while messages are on their way."""
+        if self.later:
+            self.save([self.later.pop()])
 
     def restore(self) -> None:
         """Put the input back wherever it has been written over."""
@@ -143,6 +150,7 @@ class _Stream:
                 self._post_receive(index + 1)
             if exchange.beside:
                 self._buffers.save(exchange.saves)
+            self._buffers.save_some()
             if exchange.send is not None:
                 _wait(self._sends.pop(index), exchange.send)
             if goes_ahead:
@@ -192,7 +200,9 @@ class BatchedWire:
         for index, exchange in enumerate(exchanges):
             if exchange.receive is not None:
                 buffers.save(exchange.saves)
-            for work, piece in self._post(index, exchange, buffers):
+            works = self._post(index, exchange, buffers)
+            buffers.save_some()
+            for work, piece in works:
                 _wait(work, piece)
             if exchange.beside:
                 buffers.take_in(index, exchange)
