@@ -6,14 +6,15 @@ chunk's owner, both add, and finished chunks spread along the rotating pattern w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collective.classic import message_names, ring_reduce_scatter
+from paceline.collective.classic import message_names, ring, ring_reduce_scatter
+from paceline.collective.late_many import around_many
 from paceline.collective.late_pattern import Pattern, num_doublings, pattern
 from paceline.collective.late_tail import Tail, tail
 from paceline.collective.schedule import (
@@ -88,6 +89,37 @@ def around_one(num_ranks: int, late: int, num_chunks: int) -> Schedule:
         return _few(num_ranks, late, num_chunks)
     itinerary = pattern(num_ranks)
     return LateSchedule(num_ranks, num_chunks, (late,), itinerary, tail(itinerary, num_chunks))
+
+
+def around(num_ranks: int, late: Collection[int], num_chunks: int | None = None) -> Schedule:
+    """Return the all-reduce for a set of late ranks: around one, around several, or the ring where that is better.
+
+    Args:
+        num_ranks: n, >= 2.
+        late: Late ranks, in any order.
+        num_chunks: K, >= 1; None for one per owner around one late rank and four around several. The ring has n.
+
+    Returns:
+        A schedule named "late", or the ring: for no late rank, and for more than a third of the ranks.
+
+    Raises:
+        ScheduleError: a number out of range, or a rank twice.
+
+    Source:
+        Ours: from k = n/2 on the ring costs no more than the late data takes to come in.
+
+    Example:
+        >>> [around(9, late).name for late in ((), (4,), (1, 2, 3), (1, 2, 3, 4))]
+        ['ring', 'late', 'late', 'ring']
+    """
+    k = len(late)
+    if len(set(late) & set(range(num_ranks))) != k:
+        raise ScheduleError(f"want different late ranks in 0..{num_ranks - 1}, got {tuple(late)}")
+    if k == 0 or (k > 1 and 3 * k > num_ranks):
+        return ring(num_ranks)
+    if k == 1:
+        return around_one(num_ranks, *late, num_chunks=num_ranks - 1 if num_chunks is None else num_chunks)
+    return around_many(num_ranks, tuple(sorted(late)), 4 * (num_ranks - k) if num_chunks is None else num_chunks)
 
 
 @dataclass(frozen=True, slots=True)

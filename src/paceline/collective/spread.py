@@ -56,6 +56,7 @@ class _Assignment:
         self._eligible = eligible
         self.of = [0] * len(eligible)
         self._taken = 0
+        self._full: set[int] = set()  # chunks no chain leads on from: no later one will, as ranks are never given back
 
     def state(self) -> tuple[list[int], int]:
         return self.of.copy(), self._taken
@@ -65,6 +66,8 @@ class _Assignment:
 
     def add(self, chunk: int) -> bool:
         """Give the chunk one more rank: the shortest chain in which each takes a rank from the next."""
+        if chunk in self._full:
+            return False
         came_from = {chunk: chunk}
         queue = [chunk]
         for at in queue:
@@ -74,9 +77,10 @@ class _Assignment:
                 self._hand_on(spare & -spare, at, came_from)
                 return True
             for other, ranks in enumerate(self.of):
-                if other not in came_from and self._eligible[at] & ranks:
+                if self._eligible[at] & ranks and other not in came_from and other not in self._full:
                     came_from[other] = at
                     queue.append(other)
+        self._full.update(queue)
         return False
 
     def _hand_on(self, bit: int, at: int, came_from: dict[int, int]) -> None:
