@@ -110,15 +110,12 @@ class SkewedExchange:
             step.left_bytes -= numel * size
             call = self._comm.submit(lambda: self._executor.begin(buffer[:numel]))
             step.calls = (*step.calls, call)
-        works = [self._group.allreduce([buffer[numel:]])] if numel < buffer.numel() else []
+        rest = buffer[numel:]
         step.entered_s = time.monotonic()
-
-        def wait() -> None:
-            self._complete(step)
-            for work in works:
-                self._peers.wait_for_work(work, interruptible=not buffer.is_cuda)
-
-        return wait
+        if step.calls:  # beside them the rest would take the ports from messages that others wait for
+            return lambda: self._complete(step, rest)
+        work = self._group.allreduce([rest])
+        return lambda: self._wait(work)
 
     def end_step(self) -> None:
         """All buckets of the step have been waited for: tell the others how long this rank was in it."""
@@ -140,11 +137,16 @@ class SkewedExchange:
             if not self.chosen.is_native:
                 self._take(Reduction(reason="the roles of ranks change"))
 
-    def _complete(self, step: _Step) -> None:
-        """Complete all calls of the step in the order in which they were begun: the late rank is there now."""
+    def _complete(self, step: _Step, rest: Tensor) -> None:
+        """Complete all calls of the step in the order in which they were begun, then sum what is left of a bucket."""
         calls, step.calls = step.calls, ()
         if calls:
             self._peers.wait(self._comm.submit(lambda: _complete_all(calls)))
+        if rest.numel():
+            self._wait(self._group.allreduce([rest]))
+
+    def _wait(self, work: dist.Work) -> None:
+        self._peers.wait_for_work(work, interruptible=self._device.type == "cpu")
 
     # ---- choosing ------------------------------------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class SkewedExchange:
             return
         work, waits = self._told
         self._told = None
-        self._peers.wait_for_work(work, interruptible=not waits.is_cuda)
+        self._wait(work)
         self._state, choice = self._chooser.step(self._state, waits.tolist())
         if choice is not None:
             self._take(choice)
