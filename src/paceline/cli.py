@@ -246,7 +246,12 @@ def schedule(
     if as_json:
         print(json.dumps(told))
     else:
-        _print_schedule(told, draw)
+        from paceline.report.schedule import table, text
+
+        console.print(table(told))
+        console.print(text(told), highlight=False, markup=False)
+        if draw is not None:
+            console.print(f"Picture: {draw}", highlight=False, markup=False)
     if not told["verified"]:
         raise typer.Exit(1)
 
@@ -256,35 +261,6 @@ def _ranks(text: str) -> tuple[int, ...]:
         return tuple(int(rank) for rank in _names(text))
     except ValueError:
         raise ConfigError(f"--late wants ranks with commas, such as 3 or 2,5; got {text!r}") from None
-
-
-def _print_schedule(told: dict[str, Any], picture: Path | None) -> None:
-    from paceline.collective.explain import messages_text
-
-    early = len(told["early_steps"])
-    late = f", late: {', '.join(map(str, told['late']))}" if told["late"] else ""
-    shown = Table(title=f"{told['algorithm']}, {told['num_ranks']} ranks, {told['num_chunks']} chunks{late}")
-    shown.add_column("round", justify="right")
-    shown.add_column("messages: c a chunk, s several; ⇄ both send and add", overflow="fold")
-    steps = told["early_steps"] + told["steps"]
-    for index, step in enumerate(steps):
-        if index < 40:
-            line = messages_text(step, told["num_chunks"])
-            shown.add_row(str(index - early), line, end_section=index == early - 1)
-    if len(steps) > 40:
-        shown.add_row("...", f"{len(steps) - 40} more; --json and --draw have all")
-    console.print(shown)
-    verdict = "[green]verified[/green]" if told["verified"] else f"[red]WRONG: {told['violation']}[/red]"
-    after = f" after the arrival, {early} before it" if told["late"] else ""
-    console.print(f"{verdict}: {told['rounds']} rounds{after}; no less than {told['lower_bound_rounds']}.")
-    words = f"Cost{' after the arrival' if told['late'] else ''}: {1e3 * told['cost_s']:.3g} ms"
-    if told["algorithm"] != "ring":
-        words += f"; the ring takes {1e3 * told['ring_s']:.3g} ms, {told['ring_s'] / told['cost_s']:.2f}x of that"
-    if told["critical_delay_s"] is not None:
-        words += f". It pays from {1e3 * max(0.0, told['critical_delay_s']):.3g} ms of lateness on"
-    console.print(words + ".", highlight=False)
-    if picture is not None:
-        console.print(f"Picture: {picture}", highlight=False)
 
 
 def _arch(name: str) -> Any:

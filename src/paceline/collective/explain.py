@@ -140,22 +140,3 @@ def facts(schedule: Schedule, nbytes: int, alpha_s: float, beta_s_per_byte: floa
 
 def _listed(steps: Steps) -> list[list[dict[str, Any]]]:
     return [[transfer._asdict() for transfer in step] for step in steps]
-
-
-def messages_text(step: Sequence[dict[str, Any]], num_chunks: int) -> str:
-    """Return one round of `facts` in a line: `a→b:c`, and `a⇄b:c` for a swap; `s` is a whole block of chunks.
-
-    Example:
-        >>> swap = [dict(source=0, target=4, chunk=0, adds=True), dict(source=4, target=0, chunk=0, adds=True)]
-        >>> messages_text([*swap, dict(source=1, target=2, chunk=9, adds=True)], num_chunks=8)
-        '0⇄4:c0  1→2:s1'
-    """
-    pairs = {(t["source"], t["target"], t["chunk"]) for t in step}
-    words = []
-    for t in sorted(step, key=lambda t: (t["source"], t["target"])):
-        source, target, chunk = t["source"], t["target"], t["chunk"]
-        name = f"c{chunk}" if chunk < num_chunks else f"s{chunk - num_chunks}"
-        is_swap = (target, source, chunk) in pairs
-        if not is_swap or source < target:  # a swap is one word for two messages
-            words.append(f"{source}{'⇄' if is_swap else '→'}{target}:{name}")
-    return "  ".join(words)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from paceline.report.canvas import clean_style
 from paceline.report.palette import SLOW_COLORS
@@ -41,32 +43,44 @@ def draw_rounds(facts: dict[str, Any], path: Path) -> None:
         figure = Figure(figsize=(width, min(_MAX_IN, max(2.2, cell * num_ranks + 1.2))), layout="constrained")
         axes = figure.add_subplot()
         axes.grid(visible=False)
-        for column, step in enumerate(steps):
-            for message in step:
-                _cell(axes, column, message, facts, has_text)
+        if has_text:
+            for column, step in enumerate(steps):
+                for message in step:
+                    _cell(axes, column, message, facts)
+        else:
+            axes.imshow(_pixels(steps, facts), aspect="auto", interpolation="nearest")
         _frame(axes, facts, len(early), len(steps), has_text)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _cell(axes: Axes, column: int, message: dict[str, Any], facts: dict[str, Any], has_text: bool) -> None:
-    num_chunks = facts["num_chunks"]
-    chunk, row = message["chunk"], message["target"]
-    is_block = chunk >= num_chunks
-    first = facts["blocks"][chunk - num_chunks][0] if is_block else chunk
-    red, green, blue, _ = _COLORS(0.12 + 0.85 * first / max(1, num_chunks - 1))
-    edge = 1.8 if message["adds"] else 0.0
-    inset = 0.06 if has_text else 0.0
+def _color(chunk: int, facts: dict[str, Any]) -> tuple[float, float, float, float]:
+    first = facts["blocks"][chunk - facts["num_chunks"]][0] if chunk >= facts["num_chunks"] else chunk
+    red, green, blue, alpha = _COLORS(0.12 + 0.85 * first / max(1, facts["num_chunks"] - 1))
+    return red, green, blue, alpha
+
+
+def _pixels(steps: list[list[dict[str, Any]]], facts: dict[str, Any]) -> NDArray[np.float64]:
+    """Colours: shape [ranks, rounds, 4]; nothing where nothing is received."""
+    pixels = np.zeros((facts["num_ranks"], len(steps), 4))
+    for column, step in enumerate(steps):
+        for message in step:
+            pixels[message["target"], column] = _color(message["chunk"], facts)
+    return pixels
+
+
+def _cell(axes: Axes, column: int, message: dict[str, Any], facts: dict[str, Any]) -> None:
+    chunk, row, num_chunks = message["chunk"], message["target"], facts["num_chunks"]
+    red, green, blue, _ = color = _color(chunk, facts)
     axes.add_patch(
         Rectangle(
-            (column - 0.5 + inset, row - 0.5 + inset), 1 - 2 * inset, 1 - 2 * inset,
-            facecolor=(red, green, blue), edgecolor="black", linewidth=edge if has_text else 0.0,
+            (column - 0.44, row - 0.44), 0.88, 0.88,
+            facecolor=color, edgecolor="black", linewidth=1.8 if message["adds"] else 0.0,
         )
     )  # fmt: skip
-    if has_text:
-        color = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.45 else "white"
-        name = f"s{chunk - num_chunks}" if is_block else str(chunk)
-        axes.text(column, row - 0.12, name, ha="center", va="center", fontsize=8.5, fontweight="bold", color=color)
-        axes.text(column, row + 0.27, f"← {message['source']}", ha="center", va="center", fontsize=6, color=color)
+    ink = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.45 else "white"
+    name = f"s{chunk - num_chunks}" if chunk >= num_chunks else str(chunk)
+    axes.text(column, row - 0.12, name, ha="center", va="center", fontsize=8.5, fontweight="bold", color=ink)
+    axes.text(column, row + 0.27, f"← {message['source']}", ha="center", va="center", fontsize=6, color=ink)
 
 
 def _frame(axes: Axes, facts: dict[str, Any], num_early: int, num_columns: int, has_text: bool) -> None:
@@ -75,10 +89,8 @@ def _frame(axes: Axes, facts: dict[str, Any], num_early: int, num_columns: int, 
         axes.add_patch(Rectangle((-0.5, rank - 0.5), num_early, 1, facecolor="#E2E2E2", edgecolor="none", zorder=0))
     if late and num_early:
         axes.axvline(num_early - 0.5, color=SLOW_COLORS[0], linewidth=1.4)
-        axes.text(
-            num_early - 0.4, -0.55, f"rank {', '.join(map(str, late))} arrives",
-            color=SLOW_COLORS[0], fontsize=8, va="bottom",
-        )  # fmt: skip
+        who = f"rank {late[0]} arrives" if len(late) == 1 else f"ranks {', '.join(map(str, late))} arrive"
+        axes.text(num_early - 0.4, -0.55, who, color=SLOW_COLORS[0], fontsize=8, va="bottom")
     every = 1 if has_text else max(1, num_ranks // 32)
     near_late = {rank + d for rank in late for d in range(1 - every, every)}  # no room for two labels
     shown = sorted({rank for rank in range(0, num_ranks, every) if rank not in near_late} | set(late))
