@@ -103,7 +103,7 @@ def rank_main(
         for position in range(len(algorithms))
     ]
     records = []
-    for setting, number, algorithm in track(calls, "calls", console=console, disable=rank != 0):
+    for setting, number, algorithm in track(calls, "calls", console=console, disable=rank != 0, auto_refresh=False):
         late = 0 if setting.wrong_rank else predicted
         delay_s = setting.delay_ratio * early_time_s(num_ranks, setting.size_mb, rate_mbit)
         executor.use(plans(num_ranks, setting, predicted)[algorithm])

@@ -57,12 +57,7 @@ def soak(rank: int, num_ranks: int, num_calls: int, seed: int) -> dict[str, Any]
         if number % max(1, num_calls // 50) == 0:
             memory_mb.append(process.memory_info().rss / 2**20)
     settled = memory_mb[int(len(memory_mb) * WARMUP_SHARE) :]
-    return {
-        "settled_mb": settled[0],
-        "end_mb": settled[-1],
-        "growth_mb": settled[-1] - settled[0],
-        "longest_s": longest_s,
-    }
+    return {"memory_mb": (settled[0], settled[len(settled) // 2], settled[-1]), "longest_s": longest_s}
 
 
 def main(
