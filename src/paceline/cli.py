@@ -219,6 +219,50 @@ def replay(
         raise typer.Exit(1)
 
 
+@app.command()
+def schedule(
+    ranks: Annotated[int, typer.Option(help="How many.")],
+    late: Annotated[str | None, typer.Option(help="Late ranks, with commas; the last by default.")] = None,
+    chunks: Annotated[int | None, typer.Option(help="Into how many the buffer is cut; ranks - 1 by default.")] = None,
+    algorithm: Annotated[str, typer.Option(help="late, ring, halving, tree or direct.")] = "late",
+    nbytes: Annotated[int, typer.Option(help="Size of the buffer, bytes.")] = 2**30,
+    alpha_s: Annotated[float, typer.Option(help="Cost per message, seconds.")] = 3e-6,
+    beta_s_per_byte: Annotated[float, typer.Option(help="Cost per byte, seconds; 450 GiB/s by default.")] = 1
+    / (450 * 2**30),
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    draw: Annotated[Path | None, typer.Option(help="Picture of all rounds: a .svg, .png or .pdf file.")] = None,
+) -> None:
+    """Build an all-reduce, around late ranks or classic; verify it, cost it, show who sends what to whom."""
+    from paceline.collective.explain import build, facts
+
+    built = build(algorithm, ranks, _ranks(late or ""), chunks)
+    told = facts(built, nbytes, alpha_s, beta_s_per_byte)
+    if draw is not None:
+        if draw.suffix not in (".svg", ".png", ".pdf"):
+            raise ConfigError(f"--draw wants a .svg, .png or .pdf file, got {draw}")
+        from paceline.report.rounds import draw_rounds
+
+        draw_rounds(told, draw)
+    if as_json:
+        print(json.dumps(told))
+    else:
+        from paceline.report.schedule import table, text
+
+        console.print(table(told))
+        console.print(text(told), highlight=False, markup=False)
+        if draw is not None:
+            console.print(f"Picture: {draw}", highlight=False, markup=False)
+    if not told["verified"]:
+        raise typer.Exit(1)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(rank) for rank in _names(text))
+    except ValueError:
+        raise ConfigError(f"--late wants ranks with commas, such as 3 or 2,5; got {text!r}") from None
+
+
 def _arch(name: str) -> Any:
     if name not in ("ps", "ring"):
         raise ConfigError(f"--arch must be ps or ring, got {name!r}")

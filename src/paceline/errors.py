@@ -2,6 +2,7 @@
 
 PacelineError
 ├── ConfigError (ValueError)      what was asked for cannot be; raised before anything starts
+│   └── ScheduleError                 a collective that cannot be built, or that is no all-reduce
 ├── PeerError                     another rank failed; names host and rank
 │   └── PeerTimeout (TimeoutError)    another rank fell silent
 ├── DivergenceError               ranks that must hold the same parameters do not
@@ -18,6 +19,10 @@ class PacelineError(Exception):
 
 class ConfigError(PacelineError, ValueError):
     """The request cannot be carried out as it stands; the message says what to change."""
+
+
+class ScheduleError(ConfigError):
+    """A collective that cannot be built as asked, or a schedule that is no all-reduce; the message says where."""
 
 
 class PeerError(PacelineError):

@@ -36,6 +36,7 @@ from paceline.act.leader import Leader, live_controller
 from paceline.act.loader import LeaseLoader
 from paceline.act.peers import Peers, Watchdog
 from paceline.act.session import Session
+from paceline.act.skew import Collective, SkewedExchange, can_skew, check_collective
 from paceline.act.switch import RoleKeeper
 from paceline.act.termination import TerminationWatcher
 from paceline.decide.estimate import LrRule
@@ -62,6 +63,7 @@ def attach(
     lr_rule: LrRule | None = None,
     max_staleness: int = 16,
     peer_timeout_s: float = 6.0,
+    collective: Collective = "native",
 ) -> Pace:
     """Attach Paceline to a DDP model; call it on every rank, after building the DDP and the optimizer.
 
@@ -79,6 +81,9 @@ def attach(
         max_staleness: Gradients of attached ranks that are older are dropped and counted, versions, >= 0.
         peer_timeout_s: Silence of a rank after which the others stop with `PeerTimeout`, seconds, > 0. In "observe"
             a merely silent rank is waited for as plain DDP would.
+        collective: How gradients are summed while everybody is in the ring. "native": by the backend, as without
+            Paceline. "auto": around a rank that is predictably late, from four ranks on; results then differ from the
+            backend's by float rounding. A `Reduction`: always so, for runs that must repeat to the bit.
 
     Returns:
         The object to take batches from and to close.
@@ -100,6 +105,7 @@ def attach(
         raise ConfigError(f"max_staleness must be >= 0, got {max_staleness}")
     if not peer_timeout_s > 0:
         raise ConfigError(f"peer_timeout_s must be > 0, got {peer_timeout_s}")
+    check_collective(collective)
     if not is_distributed():
         logger.info("one process only: paceline does nothing (start with torchrun or paceline run to use it)")
         return Pace()
@@ -109,7 +115,7 @@ def attach(
         return Pace()
     if lr_rule is None:
         lr_rule = "linear" if isinstance(optimizer, torch.optim.SGD) else "sqrt"
-    return AttachedPace(module, optimizer, mode, scaler, run_dir, lr_rule, max_staleness, peer_timeout_s)
+    return AttachedPace(module, optimizer, mode, scaler, run_dir, lr_rule, max_staleness, peer_timeout_s, collective)
 
 
 class Pace:
@@ -203,6 +209,7 @@ class AttachedPace(Pace):
         lr_rule: LrRule,
         max_staleness: int,
         peer_timeout_s: float,
+        collective: Collective,
     ) -> None:
         super().__init__()
         global _num_attached
@@ -210,7 +217,7 @@ class AttachedPace(Pace):
         rank, world_size = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
         prefix = f"paceline/{_num_attached}"
         store = dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
-        members, self.run_dir = _meet(store, rank, world_size, mode, run_dir)
+        members, self.run_dir = _meet(store, rank, world_size, mode, collective, run_dir)
         hosts = tuple(member.host for member in members)
         _log_to_stderr(hosts[rank], rank)
         # In "observe" only a rank that is known to be dead or to have failed ends the run; silence does not.
@@ -241,6 +248,8 @@ class AttachedPace(Pace):
         self._session.coordinator = Coordinator(
             rank, world_size, _own_connection(store), self._peers, self._session.clock.waiting_s, self._leader
         )
+        if collective != "native" and can_skew(world_size):
+            self._session.skew = SkewedExchange(self._session, store, collective, self._tell)
         self._roles = RoleKeeper(self._session)
         self._mode = mode
         self._samples_norms = mode != "observe"
@@ -275,6 +284,11 @@ class AttachedPace(Pace):
         self._excepthook = sys.excepthook
         sys.excepthook = self._on_uncaught
         atexit.register(self.close)
+
+    def _tell(self, kind: str, numbers: dict[str, Any]) -> None:
+        """Write a decision that all ranks took alike into the run log (rank 0's)."""
+        if self._leader is not None:
+            self._leader.note(kind, self._session.version + 1, numbers)
 
     # ---- hooks: what happens during a step, in order -------------------------------------------------------------
 
@@ -342,6 +356,8 @@ class AttachedPace(Pace):
             self._local_sq += float(torch.linalg.vector_norm(bucket.buffer())) ** 2
         future = self._roles.role.reduce(bucket)
         if not self._in_backward:  # a rank that has joined (torch's Join) shadows others' steps, bucket by bucket
+            if self._session.skew is not None:
+                raise ConfigError('collective="auto" does not work with torch\'s Join: use collective="native"')
             self._roles.role.finish_exchange()
         elif bucket.is_last():
             self._session.clock.enter(Phase.WAIT)
@@ -556,17 +572,24 @@ _CLOSE_TIMEOUT_S = 60.0
 
 
 def _meet(
-    store: dist.Store, rank: int, world_size: int, mode: str, run_dir: str | Path | None
+    store: dist.Store, rank: int, world_size: int, mode: str, collective: Collective, run_dir: str | Path | None
 ) -> tuple[list[Member], Path]:
-    """Exchange who is where, and agree on mode and run directory (rank 0's)."""
+    """Exchange who is where, and agree on mode, collective and run directory (rank 0's)."""
     default = Path("paceline_runs") / time.strftime("%Y%m%d-%H%M%S")
     directory = str(Path(run_dir if run_dir is not None else default).absolute())
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "mode": mode, "run_dir": directory}
+    mine = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "mode": mode,
+        "collective": str(collective),
+        "run_dir": directory,
+    }
     store.set(f"hello/{rank}", json.dumps(mine))
     everybody = [json.loads(store.get(f"hello/{other}")) for other in range(world_size)]
-    modes = [hello["mode"] for hello in everybody]
-    if len(set(modes)) > 1:
-        raise ConfigError(f"all ranks must attach with the same mode, got {dict(enumerate(modes))}")
+    for what in ("mode", "collective"):
+        given = [hello[what] for hello in everybody]
+        if len(set(given)) > 1:
+            raise ConfigError(f"all ranks must attach with the same {what}, got {dict(enumerate(given))}")
     if rank == 0:
         store.set("board", json.dumps({"beat": 0}))
     store.get("board")  # there before anybody asks for it off the training thread

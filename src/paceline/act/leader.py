@@ -213,6 +213,12 @@ class Leader:
         """Log a number of the user's."""
         self.log.write("metric", time_s=round(self.now_s, 4), step=self._state.step, name=name, value=value)
 
+    def note(self, kind: str, step: int, numbers: dict[str, Any]) -> None:
+        """Log what all ranks decided alike for the step to come."""
+        self.log.write(kind, time_s=round(self.now_s, 4), step=step, **numbers)
+        if "reason" in numbers:
+            logger.info("all-reduce: %s", numbers["reason"])
+
     def end(self, statuses: list[Status]) -> None:
         """Write the last line: samples, and whether all ranks hold the same parameters."""
         hashes = [s.get("hash") for s in statuses]

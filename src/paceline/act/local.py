@@ -55,6 +55,7 @@ def run_local(
     timeout_s: float = 60.0,
     on_tick: Callable[[], None] | None = None,
     on_start: Callable[[list[int]], None] | None = None,
+    prepare: Callable[[int], dist.Store] | None = None,
 ) -> list[Outcome]:
     """Run `function(rank, *args)` on `num_ranks` forked processes of a Gloo process group; block until all have ended.
 
@@ -67,6 +68,8 @@ def run_local(
         timeout_s: Children still alive then are killed, seconds.
         on_tick: Called about ten times a second meanwhile.
         on_start: Called once with the children's process ids, by rank.
+        prepare: Called first in every child with its rank, say to move it into a network namespace; returns the
+            store to meet at. None meets at a store on the loopback interface.
 
     Returns:
         The outcomes, by rank.
@@ -82,7 +85,7 @@ def run_local(
     listener = socket.create_server(("127.0.0.1", 0))  # bound before the fork: no race for the port
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     children = [
-        context.Process(target=_child, args=(rank, num_ranks, listener, pipes, function, args))
+        context.Process(target=_child, args=(rank, num_ranks, listener, pipes, function, args, prepare))
         for rank in range(num_ranks)
     ]
     sys.stdout.flush()
@@ -143,6 +146,16 @@ def _collect(
             outcomes[rank] = Outcome(rank, *results[rank], time.monotonic() - start, children[rank].exitcode)
 
 
+def _loopback_store(rank: int, num_ranks: int, listener: socket.socket) -> dist.Store:
+    port = listener.getsockname()[1]
+    listen_fd = listener.detach() if rank == 0 else None
+    if rank != 0:
+        listener.close()
+    return dist.TCPStore(
+        "127.0.0.1", port, num_ranks, is_master=rank == 0, timeout=timedelta(seconds=60), master_listen_fd=listen_fd
+    )
+
+
 def _leave(store: dist.Store, rank: int, num_ranks: int, patience_s: float = 5.0) -> None:
     """The store lives with rank 0, which therefore goes last, but does not wait long for ranks that failed."""
     with contextlib.suppress(RuntimeError):
@@ -162,7 +175,13 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _child(
-    rank: int, num_ranks: int, listener: socket.socket, pipes: Pipes, function: Callable[..., Any], args: Any
+    rank: int,
+    num_ranks: int,
+    listener: socket.socket,
+    pipes: Pipes,
+    function: Callable[..., Any],
+    args: Any,
+    prepare: Callable[[int], dist.Store] | None,
 ) -> None:
     atexit._clear()  # the parent's exit handlers (temporary directories to delete, say) are not ours to run
     pipe = pipes[rank][1]
@@ -172,19 +191,8 @@ def _child(
             writer.close()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
-    port = listener.getsockname()[1]
-    listen_fd = listener.detach() if rank == 0 else None
-    if rank != 0:
-        listener.close()
     try:
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            num_ranks,
-            is_master=rank == 0,
-            timeout=timedelta(seconds=60),
-            master_listen_fd=listen_fd,
-        )
+        store = _loopback_store(rank, num_ranks, listener) if prepare is None else prepare(rank)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
         result: tuple[Any, str | None, str | None] = (function(rank, *args), None, None)
         code = 0

@@ -83,7 +83,7 @@ class PlainRole:
         self._session = session
         self._change_role = change_role
         self._lease_sizes: dict[int, int] = {}
-        self._under_way: list[tuple[dist.Work, Tensor, FutureTensor]] = []
+        self._under_way: list[tuple[Callable[[], None], Tensor, FutureTensor]] = []
 
     @property
     def averaged_samples(self) -> int:
@@ -106,20 +106,29 @@ class PlainRole:
         return leases.get(session.rank)
 
     def reduce(self, bucket: dist.GradBucket) -> FutureTensor:
-        session = self._session
         # DDP multiplies by 1/W while copying into the bucket; with a hook that is the hook's part, same arithmetic.
         buffer = bucket.buffer().mul_(self._weight())
         future: FutureTensor = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-        self._under_way.append((session.world_group.allreduce([buffer]), buffer, future))
+        self._under_way.append((self._begin(buffer), buffer, future))
         return future
+
+    def _begin(self, buffer: Tensor) -> Callable[[], None]:
+        """Begin to sum a bucket over all ranks; return what waits for the result."""
+        session = self._session
+        if session.skew is not None:
+            return session.skew.reduce(buffer)
+        work = session.world_group.allreduce([buffer])
+        return lambda: session.peers.wait_for_work(work, interruptible=not buffer.is_cuda)
 
     def finish_exchange(self) -> None:
         # DDP looks at no future before the last bucket is under way, and then waits for all. Waiting here instead
         # costs no overlap, can be interrupted by the news of a failure, and saves a thread switch per bucket.
         under_way, self._under_way = self._under_way, []
-        for work, buffer, future in under_way:
-            self._session.peers.wait_for_work(work, interruptible=not buffer.is_cuda)
+        for wait, buffer, future in under_way:
+            wait()
             future.set_result(buffer)
+        if self._session.skew is not None:
+            self._session.skew.end_step()
 
     def _weight(self) -> float:
         sizes = self._lease_sizes

@@ -21,6 +21,7 @@ from paceline.measure.timers import StepClock
 
 if TYPE_CHECKING:
     from paceline.act.coordinator import Coordinator
+    from paceline.act.skew import SkewedExchange
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Session:
         accumulation: The same for the last exchange.
         ledger: Sample leases; None when the loop brings its own loader.
         epoch: Epoch of this rank's loop; an attached rank's may lag behind the ledger's.
+        skew: All-reduces around a late rank while everybody is in the ring; None for the backend's own, always.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class Session:
     micro_steps: int = 0
     accumulation: int = 1
     epoch: int = -1
+    skew: SkewedExchange | None = None
 
     def __post_init__(self) -> None:
         self.params: list[Tensor] = [p for p in self.ddp.module.parameters() if p.requires_grad]

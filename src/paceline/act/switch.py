@@ -39,6 +39,8 @@ class RoleKeeper:
         old = self.role
         if not isinstance(old, PlainRole):
             self._end_attachments(old)
+        if session.skew is not None:
+            session.skew.forget()
         prefix = f"{session.prefix}/plan{plan.epoch}"
         if isinstance(plan.policy, AttachedRing):
             self.role = self._attach(plan, plan.policy, prefix)
