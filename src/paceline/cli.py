@@ -150,8 +150,9 @@ def simulate(
     """What if: train a real model in virtual time, in every mode, with the stragglers of a trace."""
     from paceline.evaluate.simulation import Options, simulate_modes
     from paceline.evaluate.source import find_source
+    from paceline.policy.catalog import split_names
 
-    options = Options(find_source(trace, ranks), _arch(arch), _modes(modes), task, seeds, out)
+    options = Options(find_source(trace, ranks), _arch(arch), split_names(modes), task, seeds, out)
     with _bar("simulating", as_json) as on_progress:
         table = simulate_modes(options, on_progress)
     if as_json:
@@ -227,17 +228,6 @@ def _arch(name: str) -> Any:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    """Names with commas; groups of ranks have commas too, and no mode begins with a digit."""
-    names: list[str] = []
-    for part in text.split(","):
-        if names and part[:1].isdigit():
-            names[-1] += f",{part}"
-        elif part.strip():
-            names.append(part.strip())
-    return tuple(names)
 
 
 @contextmanager
