@@ -16,10 +16,11 @@ from typing import Annotated, Any
 import typer
 
 from paceline.decide.baselines import Fixed
+from paceline.decide.rehearse import Arch
 from paceline.policy.barrier import BSP, KSync
 from paceline.policy.base import SyncPolicy
 from paceline.policy.stale import ASP, SSP
-from paceline.sim.cluster import Arch, Cluster, Host, Stop, Workload
+from paceline.sim.cluster import Cluster, Host, Stop, Workload
 from paceline.sim.world import simulate
 from paceline.types import Rank
 

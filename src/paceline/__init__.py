@@ -8,7 +8,16 @@ that brings the accuracy sooner. See `attach`.
 """
 
 from paceline.act.attach import Pace, attach
-from paceline.errors import ConfigError, DivergenceError, PacelineError, PeerError, PeerTimeout, RecordError
+from paceline.errors import (
+    ConfigError,
+    DivergenceError,
+    PacelineError,
+    PeerError,
+    PeerTimeout,
+    RecordError,
+    SimulationError,
+    TraceError,
+)
 from paceline.measure.taps import expected_slow
 
 __all__ = [
@@ -19,6 +28,8 @@ __all__ = [
     "PeerError",
     "PeerTimeout",
     "RecordError",
+    "SimulationError",
+    "TraceError",
     "attach",
     "expected_slow",
 ]

@@ -150,8 +150,9 @@ def simulate(
     """What if: train a real model in virtual time, in every mode, with the stragglers of a trace."""
     from paceline.evaluate.simulation import Options, simulate_modes
     from paceline.evaluate.source import find_source
+    from paceline.policy.catalog import split_names
 
-    options = Options(find_source(trace, ranks), _arch(arch), _modes(modes), task, seeds, out)
+    options = Options(find_source(trace, ranks), _arch(arch), split_names(modes), task, seeds, out)
     with _bar("simulating", as_json) as on_progress:
         table = simulate_modes(options, on_progress)
     if as_json:
@@ -204,18 +205,29 @@ def evaluate(
 @app.command()
 def replay(
     run_dir: Annotated[Path, typer.Argument(help="A run directory: it holds run.jsonl.")],
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="Also train the same in virtual time (demo runs): as fast as live?")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Feed a recorded run through the same controller: does it decide the same? Exit code 1 if not."""
     from paceline.evaluate.replay import replay as replay_lines
     from paceline.record import read
 
-    result = replay_lines(read(run_dir))
+    lines = read(run_dir)
+    result = replay_lines(lines)
+    comparisons: tuple[Any, ...] = ()
+    if simulated:
+        from paceline.evaluate.live import simulate_run
+
+        comparisons = simulate_run(lines)
     if as_json:
-        print(json.dumps(result.to_json(), indent=2))
+        extra = {"simulated": [c.to_json() for c in comparisons]} if simulated else {}
+        print(json.dumps({**result.to_json(), **extra}, indent=2))
     else:
         _print_replay(result)
-    if not result.is_equal:
+        _print_comparisons(comparisons)
+    if not (result.is_equal and all(c.is_close for c in comparisons)):
         raise typer.Exit(1)
 
 
@@ -271,17 +283,6 @@ def _arch(name: str) -> Any:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    """Names with commas; groups of ranks have commas too, and no mode begins with a digit."""
-    names: list[str] = []
-    for part in text.split(","):
-        if names and part[:1].isdigit():
-            names[-1] += f",{part}"
-        elif part.strip():
-            names.append(part.strip())
-    return tuple(names)
 
 
 @contextmanager
@@ -376,6 +377,17 @@ def _print_replay(result: Any) -> None:
     if result.plans:
         console.print(shown)
     console.print(result.text(), highlight=False, markup=False)
+
+
+def _print_comparisons(comparisons: tuple[Any, ...]) -> None:
+    if not comparisons:
+        return
+    shown = _table("Time to accuracy, live and simulated", "training", "live", "simulated", "ratio", "within 15 %")
+    for c in comparisons:
+        times = ("not reached" if time_s is None else f"{time_s:.2f} s" for time_s in (c.live_s, c.simulated_s))
+        close = "[green]yes[/green]" if c.is_close else "[red]no[/red]"
+        shown.add_row(c.name, *times, _number(c.ratio, "x"), close)
+    console.print(shown)
 
 
 def _policy(plan: Any) -> str:

@@ -7,7 +7,8 @@ PacelineError
 │   └── PeerTimeout (TimeoutError)    another rank fell silent
 ├── DivergenceError               ranks that must hold the same parameters do not
 ├── RecordError (ValueError)      a run log that cannot be read
-└── TraceError (ValueError)       a straggler trace that cannot be read or used
+├── TraceError (ValueError)       a straggler trace that cannot be read or used
+└── SimulationError               a simulated run that cannot go on
 """
 
 from __future__ import annotations
@@ -62,3 +63,7 @@ class RecordError(PacelineError, ValueError):
 
 class TraceError(PacelineError, ValueError):
     """A straggler trace that cannot be read or used; the message names file, line, what was got and what was wanted."""
+
+
+class SimulationError(PacelineError):
+    """A simulation cannot go on: it ran past its bound on events, or nobody in it may move."""

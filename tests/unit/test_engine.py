@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, SimulationError
 from paceline.sim.cores import Cores
-from paceline.sim.engine import Engine, SimulationError
+from paceline.sim.engine import Engine
 from paceline.sim.network import Network, max_min_rates
 
 # ---- the clock -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.decide.baselines import Fixed
 from paceline.decide.controller import Controller
 from paceline.decide.plan import Adopted, Plan, Rejected
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, SimulationError
 from paceline.policy.barrier import BSP, Deadline, KSync
 from paceline.policy.base import Cancel, Release, Score, SyncPolicy
 from paceline.policy.group import GroupSync
@@ -21,7 +21,6 @@ from paceline.policy.ring import AttachedRing, GroupedRing
 from paceline.policy.stale import ASP, SSP, KAsync, Zeno
 from paceline.sim.cluster import Cluster, Host, Membership, Stop, Workload
 from paceline.sim.draws import uniform
-from paceline.sim.engine import SimulationError
 from paceline.sim.result import Point, reached, time_to_accuracy_s
 from paceline.sim.trace import Table
 from paceline.sim.training import Contribution, Draw

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.act.local import Outcome, run_local
-from paceline.demo.task import TaskConfig, TaskResult, train
+from paceline.demo.task import NUM_TRAIN, TaskConfig, TaskResult, train
 from paceline.errors import ConfigError, PacelineError
 from paceline.record import RunLog
 from paceline.report.summary import write_reports
@@ -21,6 +21,7 @@ from paceline.types import Fault, FaultKind, FaultPlan
 
 CAUSES = ("compute", "data", "gc", "outside")
 TARGET_ACCURACY = 0.96
+TASK_KIND = "task"  # of the line in a demo run's log that says what was trained
 SYSTEMS = ("clean", "ddp", "auto")  # no slow rank, slow rank under plain DDP, slow rank under auto
 
 
@@ -116,7 +117,7 @@ def run_demo(options: DemoOptions, on_progress: Callable[[str, int, int], None])
             recorded = outcomes[options.config(system, seed).recorder].value
             results[system].append(recorded)
             if system == "auto":
-                auto.append(_add_accuracy(options.run_dir(system, seed), recorded))
+                auto.append(record_task(options.config(system, seed), recorded, plain=results["ddp"][-1]))
                 counted = auto[-1]["samples"]
             else:
                 counted = {"trained": sum(outcome.value.num_samples for outcome in outcomes), "dropped": 0}
@@ -136,7 +137,7 @@ def _run_one(
     options.out.mkdir(parents=True, exist_ok=True)
     progress = multiprocessing.get_context("fork").Value("i", 0)
     per_step = config.batch_size * (options.num_ranks - (system == "auto"))
-    steps = config.num_epochs * -(-1280 // per_step)
+    steps = config.num_epochs * -(-NUM_TRAIN // per_step)
     name = f"{system}, seed {seed}" if options.num_seeds > 1 else system
 
     def tick() -> None:
@@ -151,12 +152,34 @@ def _run_one(
     return outcomes
 
 
-def _add_accuracy(run_dir: Path, result: TaskResult) -> dict[str, Any]:
-    """Append the accuracy curve, which was computed after the run so as not to disturb it, and redo the report."""
-    with RunLog(run_dir) as log:
+def record_task(
+    config: TaskConfig, result: TaskResult, plain: TaskResult | None = None, target: float = TARGET_ACCURACY
+) -> dict[str, Any]:
+    """Append to a run's log what was trained and how good it was when, and redo the report; return its summary.
+
+    The accuracy was computed after the run so as not to disturb it.
+
+    Args:
+        config: The run; one of Paceline's.
+        result: What its recorder brought home.
+        plain: Likewise of the same training under plain DDP, which writes no log.
+        target: What time to accuracy is measured to, 0..1.
+    """
+    assert config.run_dir is not None
+    with RunLog(config.run_dir) as log:
+        log.write(
+            TASK_KIND,
+            name="demo",
+            seed=config.seed,
+            num_epochs=config.num_epochs,
+            batch_size=config.batch_size,
+            lr=config.lr,
+            target_accuracy=target,
+            plain=plain and {"times_s": plain.times_s, "accuracies": plain.accuracies},
+        )
         for step, (time_s, accuracy) in enumerate(zip(result.times_s, result.accuracies, strict=True), start=1):
             log.write("metric", time_s=round(time_s, 4), step=step, name="accuracy", value=round(accuracy, 5))
-    return write_reports(run_dir)
+    return write_reports(config.run_dir)
 
 
 def _summarise(

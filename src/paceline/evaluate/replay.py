@@ -124,7 +124,7 @@ def replay(lines: Sequence[Line]) -> Replay:
         RecordError: the log was written by a version that did not record what the controller needs.
     """
     run = Run.of(lines)
-    controller = _controller(run.header)
+    controller = controller_of(run.header)
     state = controller.init()
     decided: list[Decision] = []
     num_observations = 0
@@ -149,7 +149,12 @@ def replay(lines: Sequence[Line]) -> Replay:
     )
 
 
-def _controller(header: Mapping[str, Any]) -> Controller:
+def controller_of(header: Mapping[str, Any]) -> Controller:
+    """Return the controller of the live run with this log header.
+
+    Raises:
+        RecordError: the log was written by a version that did not record what it needs.
+    """
     missing = [name for name in ("hosts", "mode", "lr_rule", "max_staleness") if name not in header]
     if missing:
         raise RecordError(

@@ -144,6 +144,24 @@ def parse(text: str, num_ranks: int) -> SyncPolicy[Any]:
         raise ValueError(f"cannot read policy {text!r}: {error}; wanted {usage} for {num_ranks} ranks") from None
 
 
+def split_names(text: str) -> tuple[str, ...]:
+    """Split a list of names at its commas, but not at those that part the groups of `groups:0-1-2,3`.
+
+    What follows a comma and begins with a digit belongs to the name before it: no name begins with a digit.
+
+    Example:
+        >>> split_names("bsp, groups:0-1,2-3, local:8+groups:0,1, auto")
+        ('bsp', 'groups:0-1,2-3', 'local:8+groups:0,1', 'auto')
+    """
+    names: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        if names and part[0].isdigit():
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    return tuple(names)
+
+
 def _whole(word: str) -> int:
     try:
         return int(word)

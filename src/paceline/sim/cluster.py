@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from paceline.decide.rehearse import Arch
 from paceline.types import Rank
-
-Arch = Literal["ps", "ring"]
 
 
 @dataclass(frozen=True, slots=True)

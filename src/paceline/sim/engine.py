@@ -10,13 +10,9 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import SimulationError
 
 Call = Callable[[Any], None]
-
-
-class SimulationError(PacelineError):
-    """A simulation cannot go on: it ran past its bound on events, or nobody in it may move."""
 
 
 class Engine:

@@ -5,9 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.sim.datasets import CONTEXT, VOCABULARY, Dataset, digits, library_text, mnist1d
 from paceline.sim.models import MLP, CharTransformer, CNN1d, Model
 from paceline.sim.optimizers import SGD, Adam, Optimizer
+
+
+def rise_hold_fall(done: float) -> float:
+    """Return the factor on the rate: up from a tenth, level from 5 % to half of the budget, down to a hundredth.
+
+    Args:
+        done: Part of the budget that is trained, 0..1.
+
+    Example:
+        >>> [round(rise_hold_fall(done), 3) for done in (0.0, 0.05, 0.5, 0.75, 1.0)]
+        [0.1, 1.0, 1.0, 0.5, 0.01]
+    """
+    if done < 0.05:
+        return 0.1 + 0.9 * done / 0.05
+    return 1.0 if done <= 0.5 else max(0.01, (1.0 - done) / 0.5)
+
+
+def shuffled(num_samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the order of an epoch's samples, a permutation of 0..num_samples - 1, by numpy's generator."""
+    return np.random.default_rng((seed, epoch)).permutation(num_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +45,8 @@ class Task:
         batch_size: Samples per rank and gradient, > 0.
         budget_samples: Samples to train in all, > 0.
         target_accuracy: What time to accuracy is measured to: BSP reaches it well before its budget ends, on all seeds.
-        warmup, hold: Parts of the budget after which the rate has risen to `lr`, and from which it falls linearly
-            to a hundredth, 0..1.
+        schedule: The factor on `lr` after so much of the budget, 0..1.
+        order: Returns the order of an epoch's samples, given their number, the seed and the epoch, from 0.
 
     Example:
         >>> round(DIGITS.lr_at(0), 3), DIGITS.lr_at(10_000), round(DIGITS.lr_at(DIGITS.budget_samples), 4)
@@ -38,17 +61,12 @@ class Task:
     batch_size: int
     budget_samples: int
     target_accuracy: float
-    warmup: float = 0.05
-    hold: float = 0.5
+    schedule: Callable[[float], float] = rise_hold_fall
+    order: Callable[[int, int, int], NDArray[np.int64]] = shuffled
 
     def lr_at(self, num_samples: int) -> float:
         """Return the learning rate after so many samples trained, before any `lr_scale`."""
-        done = min(1.0, num_samples / self.budget_samples)
-        if done < self.warmup:
-            return self.lr * (0.1 + 0.9 * done / self.warmup)
-        if done <= self.hold:
-            return self.lr
-        return self.lr * max(0.01, (1.0 - done) / (1.0 - self.hold))
+        return self.lr * self.schedule(min(1.0, num_samples / self.budget_samples))
 
 
 # Final accuracy under BSP, mean of five seeds (digits) or three, by learning rate; the best of those tried is below.

@@ -290,7 +290,7 @@ class TaskLearner:
         """The order of an epoch's samples."""
         order = self._orders.get(epoch)
         if order is None:
-            order = np.random.default_rng((self._seed, epoch)).permutation(self._num_train)
+            order = self.task.order(self._num_train, self._seed, epoch)
             while len(self._orders) >= _NUM_ORDERS:
                 del self._orders[min(self._orders)]
             self._orders[epoch] = order

@@ -27,10 +27,10 @@ from typing import Any
 from paceline.decide.baselines import Fixed
 from paceline.decide.estimate import lr_scale
 from paceline.decide.plan import Adopted, Decider, Decision, Observation, Plan, Rejected
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, SimulationError
 from paceline.policy.base import Apply, Arrive, Cancel, Drop, Event, Join, Leave, Release, Score, SyncPolicy, Tick, Wake
 from paceline.sim.cluster import Cluster, Membership, Stop, Workload
-from paceline.sim.engine import Engine, SimulationError
+from paceline.sim.engine import Engine
 from paceline.sim.exchange import Exchange
 from paceline.sim.result import Decided, Point, Result, Seen, Tally, reached
 from paceline.sim.trace import Trace
