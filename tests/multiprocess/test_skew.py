@@ -90,5 +90,5 @@ def test_native_is_plain_ddp_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["fast", Reduction(late=-1), Reduction(late=1, num_chunks=0)])
 def test_a_wrong_request_is_refused(wrong: Any) -> None:
     net = nn.Linear(2, 1)
-    with pytest.raises(ConfigError, match="collective|pinned"):
+    with pytest.raises(ConfigError, match=r"collective|pinned"):
         paceline.attach(net, torch.optim.SGD(net.parameters(), lr=0.1), collective=wrong)

@@ -33,8 +33,8 @@ def run(chooser: SkewChooser, exchanges: list[list[float]], state: SkewState | N
 # Gaps
 
 
-@given(arrivals=WAITS, offsets=st.floats(-5.0, 5.0))
-def test_gaps_are_differences_of_arrivals_whatever_the_clocks(arrivals, offsets):
+@given(arrivals=WAITS)
+def test_gaps_are_differences_of_arrivals(arrivals):
     end = max(arrivals) + 1.0
     seen = [end - at for at in arrivals]
     for rank, at in enumerate(arrivals):
@@ -112,13 +112,12 @@ def test_a_wrong_choice_is_given_up_within_ten_exchanges(then):
     chooser = SkewChooser(NETWORK)
     state = run(chooser, [waits(2, 0.5)] * 30)
     assert state.chosen.late == 2
-    for number in range(10):
+    changed, number = None, 0
+    while changed is None and number < 10:
         state, changed = chooser.step(state, then)
-        if changed is not None:
-            break
+        number += 1
     assert changed is not None
     assert changed.is_native
-    assert number < 9
     assert "rank 2 was not late as expected" in changed.reason
     assert state.window.waits_s == ()  # else the old gaps would bring the old choice back
 
@@ -177,3 +176,17 @@ def test_a_reduction_says_whether_it_is_the_backends_own():
     assert Reduction().is_native
     assert not Reduction(late=0, late_bytes=1, num_chunks=7).is_native
     assert math.isclose(SkewChooser(NETWORK).gain_s(Reduction(), 1.0), 0.0)
+
+
+def test_the_gap_counted_on_is_the_one_that_gains_most_not_the_smallest_seen():
+    chooser = SkewChooser(NETWORK, min_calls=16)
+    state = run(chooser, [waits(2, 0.02)] * 4 + [waits(2, 0.6)] * 12)
+    assert state.chosen.gap_s == pytest.approx(0.6)
+
+
+def test_what_is_split_off_costs_a_rings_messages_once_more():
+    chooser = SkewChooser(NETWORK)
+    split = Reduction(late=2, late_bytes=NETWORK.nbytes - 1, num_chunks=70)
+    whole = replace(split, late_bytes=NETWORK.nbytes)
+    extra_s = chooser.gain_s(whole, 0.5) - chooser.gain_s(split, 0.5)
+    assert extra_s == pytest.approx(2 * 7 * NETWORK.alpha_s, rel=1e-3)
