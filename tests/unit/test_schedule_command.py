@@ -50,12 +50,11 @@ def test_wrong_usage(arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("--ranks", 5, "--chunks", 8), ("--ranks", 6, "--late", "1,4"), ("--ranks", 40),
-     ("--ranks", 6, "--algorithm", "halving")],
+    ("suffix", "arguments"),
+    [("svg", ("--ranks", 5, "--chunks", 8)), ("png", ("--ranks", 5, "--late", "1,4", "--chunks", 3)),
+     ("svg", ("--ranks", 40)), ("png", ("--ranks", 4, "--algorithm", "halving"))],
 )  # fmt: skip
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_pictures(tmp_path, arguments, suffix):
+def test_pictures(tmp_path, suffix, arguments):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture.{suffix}"
     result = run(*arguments, "--draw", path)

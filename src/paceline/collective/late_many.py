@@ -99,9 +99,7 @@ class _Run:
             if receiving >> owner & 1 or not free:
                 continue
             giver = max(bits(free), key=lambda rank: self._num_to_give[rank - self._e])
-            if is_last:
-                if sending >> owner & 1 or receiving >> giver & 1:
-                    continue
+            if is_last:  # a swap; the ports back are free, since only swaps use them, and those use both ways
                 step.append(Transfer(owner, giver, chunk, True))
                 sending |= 1 << owner
                 receiving |= 1 << giver

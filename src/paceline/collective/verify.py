@@ -91,19 +91,23 @@ def _check_ports(schedule: Schedule, index: Indices, messages: Messages) -> None
 def _deliver(schedule: Schedule, index: Indices, messages: Messages, held: Sets) -> None:
     rows, chunks = _chunks(schedule, messages[:, 2])
     messages, index = messages[rows], index[rows]
+    flat = held.reshape(-1, held.shape[2])  # a view: one set for every rank and chunk
+    sources = messages[:, 0].astype(np.intp) * schedule.num_chunks + chunks
+    targets = messages[:, 1].astype(np.intp) * schedule.num_chunks + chunks
+    # Who adds must hold nothing of what comes; who overwrites must find all it holds in it, and more.
+    may_share = np.where(messages[:, 3:] == 1, np.uint64(0), ~np.uint64(0))
     starts = np.searchsorted(index, np.arange(schedule.num_rounds + 1)).tolist()
     for start, stop in pairwise(starts):
-        now, chunk = slice(start, stop), chunks[start:stop]
-        source, target, _, adds = messages[now].T
-        sent, before = held[source, chunk], held[target, chunk]  # copies: everybody reads before anybody writes
-        # Who adds must hold nothing of what comes; who overwrites must find all it holds in it, and more.
-        wrong = ((sent & before) != np.where(adds[:, None] == 1, 0, before)).any(axis=1)
-        useless = (sent == before).all(axis=1)
+        now = slice(start, stop)
+        target = targets[now]
+        sent, before = flat.take(sources[now], axis=0), flat.take(target, axis=0)  # copies: all read before any writes
+        wrong, useless = (sent & before) != (before & may_share[now]), (sent == before).all(axis=1)
         if wrong.any() or useless.any():
-            _check(schedule, index[now], messages[now], wrong & (adds == 1), "a contribution would be counted twice")
+            adds, wrong = messages[now, 3] == 1, wrong.any(axis=1)
+            _check(schedule, index[now], messages[now], wrong & adds, "a contribution would be counted twice")
             _check(schedule, index[now], messages[now], wrong, "overwriting would lose a contribution")
             _check(schedule, index[now], messages[now], useless, "it brings nothing new")
-        held[target, chunk] = sent | before
+        flat[target] = sent | before
 
 
 def _check(schedule: Schedule, index: Indices, messages: Messages, wrong: NDArray[np.bool_], what: str) -> None:

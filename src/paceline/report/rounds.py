@@ -91,7 +91,7 @@ def _frame(axes: Axes, facts: dict[str, Any], num_early: int, num_columns: int, 
         axes.axvline(num_early - 0.5, color=SLOW_COLORS[0], linewidth=1.4)
         who = f"rank {late[0]} arrives" if len(late) == 1 else f"ranks {', '.join(map(str, late))} arrive"
         axes.text(num_early - 0.4, -0.55, who, color=SLOW_COLORS[0], fontsize=8, va="bottom")
-    every = 1 if has_text else max(1, num_ranks // 32)
+    every = 1 if has_text else max(1, num_ranks // 12)
     near_late = {rank + d for rank in late for d in range(1 - every, every)}  # no room for two labels
     shown = sorted({rank for rank in range(0, num_ranks, every) if rank not in near_late} | set(late))
     axes.set_yticks(shown, [f"rank {rank}{' (late)' if rank in late else ''}" for rank in shown])
