@@ -114,5 +114,20 @@ class RankNumbers:
             blocks[block] = tuple(numbers)
         return RankNumbers(tuple(blocks))
 
+    def put_one(self, rank: Rank, number: int) -> RankNumbers:
+        """The numbers with this one for this rank.
+
+        Example:
+            >>> RankNumbers().put_one(70, 5) == RankNumbers().put([70], 5)
+            True
+        """
+        index, place = divmod(rank, _BLOCK)
+        blocks = self.blocks
+        if index >= len(blocks):
+            blocks += ((0,) * _BLOCK,) * (index + 1 - len(blocks))
+        block = blocks[index]
+        changed = (*block[:place], number, *block[place + 1 :])
+        return RankNumbers((*blocks[:index], changed, *blocks[index + 1 :]))
+
 
 ZEROS = RankNumbers()

@@ -26,7 +26,7 @@ def _came_or_went(state: AspState, event: Event) -> tuple[AspState, tuple[Action
     """Who joins goes on at once."""
     match event:
         case Join(rank):
-            begun = state.begun.put((rank,), state.version)
+            begun = state.begun.put_one(rank, state.version)
             return AspState(state.version, state.members.plus(rank), begun), (Release(rank),)
         case Leave(rank):
             return AspState(state.version, state.members.minus(rank), state.begun), ()
@@ -35,13 +35,13 @@ def _came_or_went(state: AspState, event: Event) -> tuple[AspState, tuple[Action
 
 def _applied(state: AspState, rank: Rank, weight: float | None = None) -> tuple[AspState, tuple[Action, ...]]:
     version = state.version + 1
-    state = AspState(version, state.members, state.begun.put((rank,), version))
+    state = AspState(version, state.members, state.begun.put_one(rank, version))
     return state, (Apply((rank,), None if weight is None else (weight,)), Release(rank))
 
 
 def _dropped(state: AspState, rank: Rank) -> tuple[AspState, tuple[Action, ...]]:
     staleness = state.version - state.begun[rank]
-    state = AspState(state.version, state.members, state.begun.put((rank,), state.version))
+    state = AspState(state.version, state.members, state.begun.put_one(rank, state.version))
     return state, (Drop(rank, staleness), Release(rank))
 
 
@@ -285,12 +285,14 @@ class SSP:
                 clock = _clock(state, rank)
                 if clock is None or clock > self.bound:  # unknown, or waiting
                     return state, ()
-                lead = [*state.lead, NOBODY]
-                lead[clock] = lead[clock].minus(rank)
+                lead = [*state.lead, NOBODY] if clock + 1 == len(state.lead) else list(state.lead)
+                left = lead[clock] = lead[clock].minus(rank)
                 lead[clock + 1] = lead[clock + 1].plus(rank)
-                goes_on = RankSet.of((rank,)) if clock < self.bound else NOBODY
+                goes_on = clock < self.bound
+                if left or clock:  # the slowest are where they were
+                    return SspState(tuple(lead)), (Apply((rank,)), Release(rank)) if goes_on else (Apply((rank,)),)
                 state, released = self._caught_up(lead)
-                return state, (Apply((rank,)), *map(Release, released | goes_on))
+                return state, (Apply((rank,)), *map(Release, released.plus(rank) if goes_on else released))
             case Join(rank):
                 least, *rest = state.lead or (NOBODY,)
                 return SspState((least.plus(rank), *rest)), (Release(rank),)
@@ -310,4 +312,7 @@ class SSP:
 
 def _clock(state: SspState, rank: Rank) -> int | None:
     """Gradients that this rank has finished beyond the slowest; None where it takes no part."""
-    return next((clock for clock, ranks in enumerate(state.lead) if rank in ranks), None)
+    for clock, ranks in enumerate(state.lead):
+        if rank in ranks:
+            return clock
+    return None

@@ -188,8 +188,7 @@ class Exchange:
         """Make the next version of these ranks' gradients, which have arrived."""
         self._version += 1
         for host in self._applies:
-            cost_s = self._cluster.apply_s_per_byte * self._model_bytes / len(self._applies)
-            self.server(host).do(cost_s, _nothing)
+            self.server(host).do(self._cluster.apply_s_per_byte * self._part(host), _nothing)
         if self._cluster.arch == "ps":
             return
         members = tuple(rank for rank in ranks if not self._hubs[rank])

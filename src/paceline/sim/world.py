@@ -38,6 +38,7 @@ from paceline.sim.training import Learner
 from paceline.sim.workers import COMPUTES, Doing, Turn, Workers, cores_of
 from paceline.types import NoiseScale, Rank, Update
 
+_Made = tuple[int, list[tuple[Rank, Turn]], float]  # a version's number, the turns in it, its factor on the rate
 _NEUTRAL = Score(1.0, 1.0, 1.0, 1.0)  # in a timing-only run every gradient is as good as a trusted one
 
 
@@ -133,8 +134,10 @@ class _World:
         self.noise: float | None = None  # the latest estimate of the noise scale, samples
         self.keeps_seen = keeps_seen
         self.listens = keeps_seen or not isinstance(decider, Fixed)
+        self.times_only = learner is None and not self.listens  # nobody looks at what is in an update
         self.batch_sizes = (workload.batch_size,) * cluster.num_ranks
         self.reference_samples = workload.batch_size * cluster.num_ranks
+        self.arrivals = [Arrive(rank) for rank in range(cluster.num_ranks)]  # without a score they are all alike
         self.held: dict[Rank, Turn] = {}  # arrived, and in no update yet
         self.base = [0] * cluster.num_ranks  # version of the parameters that a rank was released with
         self.released: list[Rank] = []  # and not on their way to those parameters yet
@@ -202,7 +205,7 @@ class _World:
 
     def _arrival(self, rank: Rank) -> Arrive:
         if not self.policy.wants_scores:
-            return Arrive(rank)
+            return self.arrivals[rank]
         if self.learner is None:
             return Arrive(rank, _NEUTRAL)
         return Arrive(rank, self.learner.score(self.held[rank].contribution(rank)))
@@ -232,7 +235,7 @@ class _World:
         if not actions:
             return
         self.is_busy = True
-        made: list[tuple[int, dict[Rank, int], float]] = []
+        made: list[_Made] = []
         for action in actions:
             match action:
                 case Apply():
@@ -245,7 +248,7 @@ class _World:
                     self._give_up(rank)
                 case Wake(after_s, token):
                     self.engine.schedule(self.engine.now_s + after_s, self._tick, (self.epoch, token))
-        if made:
+        if made and not self.times_only:
             self._tell_updates(made)
         self.is_busy = False
         self._check_border()  # before anybody begins the next exchange
@@ -279,32 +282,35 @@ class _World:
         if rank in self.held:
             self._drop(rank, self.held.pop(rank))
 
-    def _apply(self, action: Apply) -> tuple[int, dict[Rank, int], float]:
+    def _apply(self, action: Apply) -> _Made:
         """Make the next version; return its number, whose samples are in it, and its factor on the learning rate."""
-        turns: list[tuple[Rank, Turn]] = []
-        contributions: dict[Rank, int] = {}
-        before, batch = self.tally.samples_trained, 0.0
-        for rank in action.ranks:
-            turn = self.held.pop(rank)
-            turns.append((rank, turn))
-            contributions[rank] = num_samples = turn.num_samples
-            batch += num_samples / turn.num_steps  # of one optimizer step
-            self.tally.train(rank, num_samples, self.version - turn.version)
-        scale = lr_scale(self.decider.lr_rule, batch, self.reference_samples, self.noise)
-        if self.learner is not None:
-            weights = action.weights or (1.0,) * len(turns)
-            parts = [turn.contribution(rank, w) for (rank, turn), w in zip(turns, weights, strict=True)]
-            self.learner.update(parts, scale)
-        self.tally.num_updates += 1
+        tally, version = self.tally, self.version
+        before = tally.samples_trained
+        turns = [(rank, self.held.pop(rank)) for rank in action.ranks]
+        for rank, turn in turns:
+            tally.train(rank, turn.num_samples, version - turn.version)
+        scale = 1.0 if self.times_only else self._train(turns, action.weights)
+        tally.num_updates += 1
         self.exchange.apply(action.ranks)
         self._look_at_progress(before)
-        return self.version, contributions, scale
+        return version + 1, turns, scale
 
-    def _tell_updates(self, made: list[tuple[int, dict[Rank, int], float]]) -> None:
+    def _train(self, turns: list[tuple[Rank, Turn]], weights: tuple[float, ...] | None) -> float:
+        """Let the model learn, if there is one; return the factor on the learning rate."""
+        batch = sum(turn.num_samples / turn.num_steps for _, turn in turns)  # of one optimizer step
+        scale = lr_scale(self.decider.lr_rule, batch, self.reference_samples, self.noise)
+        if self.learner is not None:
+            weights = weights or (1.0,) * len(turns)
+            parts = [turn.contribution(rank, w) for (rank, turn), w in zip(turns, weights, strict=True)]
+            self.learner.update(parts, scale)
+        return scale
+
+    def _tell_updates(self, made: list[_Made]) -> None:
         """Tell the decider; what was dropped since the update before is in the last one."""
         dropped, stale = self.tally.take_since_update()
         if self.listens:
-            for version, contributions, scale in made:
+            for version, turns, scale in made:
+                contributions = {rank: turn.num_samples for rank, turn in turns}
                 lost = (dropped, stale) if version == self.version else ({}, {})
                 self._observe(Update(version, contributions, *lost, scale, self.engine.now_s))
         if self.learner is None:
