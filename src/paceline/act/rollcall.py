@@ -83,11 +83,13 @@ class RollCall:
         missing = [position for position in range(len(self._ranks)) if position not in answers]
         closed = {a.suspect for a in answers.values() if a.is_closed}
         blamed = {a.suspect for a in answers.values()}
+        # Gloo's own all-reduce does not say whose connection closed; but the first to run into a limit says so.
+        all_closed = all(a.is_closed for a in answers.values())
         # A rank may be missing just because it is not in the call yet; who was waited for goes first.
         for candidates in (closed & set(missing), blamed & set(missing), missing):
             if candidates:
                 culprit = min(candidate for candidate in candidates if candidate is not None)
-                if culprit in closed:
+                if culprit in closed or all_closed:
                     return self._error(culprit, "its connection closed in the middle of an all-reduce", False)
                 return self._error(culprit, "it was silent in an all-reduce until the time was over", True)
         suspects = [a.suspect for _, a in sorted(answers.items()) if a.suspect is not None and not a.is_closed]
