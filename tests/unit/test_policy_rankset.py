@@ -54,6 +54,10 @@ def test_numbers_by_rank_are_a_dict_with_zeros(puts):
     for ranks, number in puts:
         before, kept = numbers, [numbers[rank] for rank in range(201)]
         numbers = numbers.put(ranks, number)
+        one_by_one = before
+        for rank in ranks:
+            one_by_one = one_by_one.put_one(rank, number)
+        assert one_by_one == numbers
         expected |= dict.fromkeys(ranks, number)
         assert [before[rank] for rank in range(201)] == kept  # what was is as it was
     assert [numbers[rank] for rank in range(201)] == [expected.get(rank, 0) for rank in range(201)]
