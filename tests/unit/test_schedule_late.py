@@ -96,6 +96,12 @@ def test_all_numbers_of_ranks_up_to_256_meet_the_bound_and_verify():
         verify(schedule)
 
 
+@pytest.mark.parametrize("n", [257, 400, 511, 512, 513, 700, 999, 1007, 1019, 1024])
+def test_more_ranks_meet_the_bound_for_any_number_of_chunks(n):
+    for k in (n - 1, n + 5, 10**6):
+        assert rounds_after(around_one(n, 5, k)) == late_lower_bound(n, k)
+
+
 @pytest.mark.parametrize("n", [7, 12, 48, 96, 192])
 def test_where_the_authors_schedules_miss_the_bound(n):
     theirs = {7: 10, 12: 15, 48: 55, 96: 106, 192: 209}

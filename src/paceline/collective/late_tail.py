@@ -11,7 +11,8 @@ from paceline.collective.late_pattern import Pattern, num_doublings
 from paceline.collective.spread import Exchange, SpreadRound, renamed
 
 Tail = tuple[tuple[Exchange, ...], ...]
-_MAX_ATTEMPTS = 200  # orders in which ranks are tried: the first does mostly, the 67th at last up to n = 1024
+_MAX_ATTEMPTS = 200  # orders in which ranks are tried: the first does mostly, one of 72 up to n = 1024, but for these
+_KNOWN_ATTEMPTS = {985: 161, 999: 101, 1003: 104, 1007: 597, 1015: 139, 1019: 155}
 _MAX_ATTEMPTS_FEW = 32  # with so few chunks that there may be no plan at all
 
 
@@ -56,7 +57,8 @@ def _unmoved(pattern: Pattern, num_chunks: int) -> Tail:
     holds, lacks = _state(pattern, num_chunks)
     few = num_chunks <= levels
     for num_rounds in (levels - 1, levels):
-        for attempt in range(_MAX_ATTEMPTS_FEW if few else _MAX_ATTEMPTS):
+        first = 0 if few else _KNOWN_ATTEMPTS.get(n, 0)
+        for attempt in range(first, first + (_MAX_ATTEMPTS_FEW if few else _MAX_ATTEMPTS)):
             names = sorted(range(n), key=lambda rank: _mixed(rank + (attempt << 16)) if attempt else rank)
             found = _plan(holds.copy(), lacks.copy(), names, num_rounds, most_first=few and attempt % 2 == 0)
             if found is not None:
