@@ -169,7 +169,9 @@ class SkewedExchange:
         agreed = torch.tensor(times, dtype=torch.float64, device=self._device)
         self._executor.all_reduce(agreed, "max")
         small_s, large_s = agreed.tolist()
-        return Network.fit(self._num_ranks, self._nbytes, (_SMALL_BYTES, small_s), (_LARGE_BYTES, large_s))
+        network = Network.fit(self._num_ranks, self._nbytes, (_SMALL_BYTES, small_s), (_LARGE_BYTES, large_s))
+        # Lanes take turns: what one's message costs besides its bytes is hidden behind the other's.
+        return replace(network, alpha_s=network.alpha_s / CollectivePlan().num_lanes)
 
     def _settle(self) -> None:
         """Take in what the ranks have told about the last exchange."""
