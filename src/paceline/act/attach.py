@@ -248,8 +248,11 @@ class AttachedPace(Pace):
         self._session.coordinator = Coordinator(
             rank, world_size, _own_connection(store), self._peers, self._session.clock.waiting_s, self._leader
         )
-        if collective != "native" and can_skew(world_size):
-            self._session.skew = SkewedExchange(self._session, store, collective, self._tell)
+        if collective != "native":
+            if can_skew(world_size):
+                self._session.skew = SkewedExchange(self._session, store, collective, self._tell)
+            else:
+                logger.info("with %d ranks an all-reduce around a late one gains nothing: native it is", world_size)
         self._roles = RoleKeeper(self._session)
         self._mode = mode
         self._samples_norms = mode != "observe"
@@ -463,6 +466,8 @@ class AttachedPace(Pace):
     def _settle(self) -> None:
         """Settle with the ranks attached to this one, or with the parent; the training is complete either way."""
         try:
+            if self._session.skew is not None:
+                self._session.skew.close()
             self._roles.close()
         except PeerError as error:
             logger.error("at the end of the training: %s", error)
@@ -493,6 +498,7 @@ class AttachedPace(Pace):
         self._watchdog.close()
         self._termination.close()
         self._session.comm.close()
+        self._session.skew = None  # it needs that thread: training that goes on uses the backend's own all-reduce
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._excepthook
         atexit.unregister(self.close)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Collective = Literal["native", "auto"] | Reduction
 _SMALL_BYTES, _LARGE_BYTES = 1024, 4 * 1024 * 1024  # of the all-reduces that alpha and beta are fitted to
 _FIT_CALLS = 5
+_LOOK_EVERY = 16  # steps between two looks at the link, at first
+_CONFIRMED = 1.5  # a link is slow if a measurement finds it so many times slower than the one before
 
 
 def check_collective(collective: Collective) -> None:
@@ -93,6 +95,7 @@ class SkewedExchange:
         self.chosen = Reduction()
         self._step: _Step | None = None
         self._told: tuple[dist.Work, Tensor] | None = None
+        self._look_every = self._steps_to_look = _LOOK_EVERY
         if isinstance(collective, Reduction):
             self._take(collective)
         else:
@@ -136,6 +139,12 @@ class SkewedExchange:
             if not self.chosen.is_native:
                 self._take(Reduction(reason="the roles of ranks change"))
 
+    def close(self) -> None:
+        """All ranks have made their last step: take in what was told, and give the executor's connections up."""
+        if self._told is not None:
+            self._wait(self._told[0])
+        self._peers.wait(self._comm.submit(self._executor.close))
+
     def _complete(self, step: _Step, rest: Tensor) -> None:
         """Complete all calls of the step in the order in which they were begun, then sum what is left of a bucket."""
         calls, step.calls = step.calls, ()
@@ -170,8 +179,7 @@ class SkewedExchange:
         self._executor.all_reduce(agreed, "max")
         small_s, large_s = agreed.tolist()
         network = Network.fit(self._num_ranks, self._nbytes, (_SMALL_BYTES, small_s), (_LARGE_BYTES, large_s))
-        # Lanes take turns: what one's message costs besides its bytes is hidden behind the other's.
-        return replace(network, alpha_s=network.alpha_s / CollectivePlan().num_lanes)
+        return replace(network, num_lanes=CollectivePlan().num_lanes)
 
     def _settle(self) -> None:
         """Take in what the ranks have told about the last exchange."""
@@ -183,15 +191,25 @@ class SkewedExchange:
         self._state, choice = self._chooser.step(self._state, waits.tolist())
         if choice is not None:
             self._take(choice)
+        self._steps_to_look -= 1
         slow_ratio = self._chooser.slow_link(self._state)
-        if slow_ratio is not None:
-            network = self._peers.wait(self._comm.submit(self._measured))
-            self._chooser = replace(self._chooser, network=network)
-            self._state = self._chooser.init()
-            self._tell(
-                "slow_link",
-                {"ratio": slow_ratio, "alpha_s": network.alpha_s, "beta_s_per_byte": network.beta_s_per_byte},
-            )
+        if slow_ratio is not None and self._steps_to_look <= 0:
+            self._look_at_link(slow_ratio)
+
+    def _look_at_link(self, slow_ratio: float) -> None:
+        """Exchanges are slow though nobody is late: measure again, and ever more rarely where that confirms nothing."""
+        assert self._chooser is not None
+        old, network = self._chooser.network, self._peers.wait(self._comm.submit(self._measured))
+        if network.ring_s < _CONFIRMED * old.ring_s:
+            self._look_every *= 2
+            self._steps_to_look = self._look_every
+            return
+        self._chooser = replace(self._chooser, network=network)
+        self._state = self._chooser.init()
+        self._tell(
+            "slow_link",
+            {"ratio": slow_ratio, "alpha_s": network.alpha_s, "beta_s_per_byte": network.beta_s_per_byte},
+        )
 
     def _take(self, choice: Reduction) -> None:
         plan = CollectivePlan()

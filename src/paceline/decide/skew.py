@@ -24,12 +24,15 @@ class Network:
         nbytes: Size of a step's gradients, bytes, > 0.
         alpha_s: Per message, seconds, > 0.
         beta_s_per_byte: Per byte through one port, seconds, > 0.
+        num_lanes: Parts of a buffer that take turns around a late rank, >= 1: what one's message costs besides its
+            bytes is hidden behind the others'.
     """
 
     num_ranks: int
     nbytes: int
     alpha_s: float
     beta_s_per_byte: float
+    num_lanes: int = 1
 
     @classmethod
     def fit(cls, num_ranks: int, nbytes: int, small: tuple[int, float], large: tuple[int, float]) -> Network:
@@ -49,6 +52,11 @@ class Network:
         beta = max((large_s - small_s) / (volume * (large_bytes - small_bytes)), 1e-13)
         alpha = max(small_s / (2 * (num_ranks - 1)) - small_bytes * beta / num_ranks, 1e-7)
         return cls(num_ranks, nbytes, alpha, beta)
+
+    @property
+    def lane_alpha_s(self) -> float:
+        """What is left of a message's cost around a late rank, seconds."""
+        return self.alpha_s / self.num_lanes
 
     @property
     def ring_s(self) -> float:
@@ -156,16 +164,16 @@ class SkewChooser:
             return 0.0
         net = self.network
         made = gain_s(
-            gap_s, net.num_ranks, reduction.num_chunks, reduction.late_bytes, net.alpha_s, net.beta_s_per_byte
+            gap_s, net.num_ranks, reduction.num_chunks, reduction.late_bytes, net.lane_alpha_s, net.beta_s_per_byte
         )
         # What is split off costs a ring's messages once more.
-        return made - (2 * (net.num_ranks - 1) * net.alpha_s if reduction.late_bytes < net.nbytes else 0.0)
+        return made - (2 * (net.num_ranks - 1) * net.lane_alpha_s if reduction.late_bytes < net.nbytes else 0.0)
 
     def reduction(self, late: Rank, expected_gap_s: float) -> Reduction:
         """Return the all-reduce around a rank whose early part just fills the gap it is expected to leave."""
         net = self.network
         late_bytes = split_bytes(expected_gap_s, net.num_ranks, net.nbytes, net.beta_s_per_byte)
-        num_chunks = tuned_num_chunks(net.num_ranks, late_bytes, net.alpha_s, net.beta_s_per_byte)
+        num_chunks = tuned_num_chunks(net.num_ranks, late_bytes, net.lane_alpha_s, net.beta_s_per_byte)
         return Reduction(late, late_bytes, num_chunks, expected_gap_s)
 
     def slow_link(self, state: SkewState) -> float | None:

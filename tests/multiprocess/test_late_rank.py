@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,7 @@ def test_the_late_rank_is_found_and_left_and_training_stays_within_rounding(tmp_
     assert chosen[0]["late_bytes"] > 0
     assert "rank 2 comes" in chosen[0]["reason"]
     assert any("rank 2 was not late" in c["reason"] for c in chosen[1:]), "given up once it is on time"
+    assert all(line.kind != "slow_link" for line in lines), "late is not slow"
     assert [line.kind for line in lines].index("network") < [line.kind for line in lines].index("collective")
 
 
@@ -85,6 +88,51 @@ def test_a_pinned_choice_gives_the_same_bits_whoever_is_late(tmp_path: Path, lat
 def test_native_is_plain_ddp_to_the_bit(tmp_path: Path) -> None:
     plain, ours = run(tmp_path / "plain", None, {}), run(tmp_path / "ours", "native", {0: 1})
     assert plain[0][0] == ours[0][0]
+
+
+def train_on_after_close(_rank: int, run_dir: Path, collective: Any) -> str:
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.2)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    pace = paceline.attach(ddp, optimizer, run_dir=run_dir, collective=collective)
+    for step in range(8):
+        if step == 4:
+            pace.close()
+        optimizer.zero_grad()
+        ddp(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+    return fingerprint(list(ddp.parameters()))
+
+
+@pytest.mark.parametrize("collective", ["auto", Reduction(late=1, late_bytes=ALL_BYTES, num_chunks=6)])
+def test_training_may_go_on_after_the_end_of_ours(tmp_path: Path, collective: Any) -> None:
+    outcomes = run_local(train_on_after_close, RANKS, tmp_path, collective, timeout_s=60.0)
+    assert [o.error for o in outcomes] == [None] * RANKS
+    assert len({o.value for o in outcomes}) == 1
+
+
+def lose_a_rank(rank: int, run_dir: Path, lost: int, how: int) -> None:
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.2)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    pinned = Reduction(late=1, late_bytes=ALL_BYTES, num_chunks=6)
+    with paceline.attach(ddp, optimizer, mode="auto", run_dir=run_dir, collective=pinned):
+        for step in range(2000):
+            optimizer.zero_grad()
+            loss = ddp(torch.randn(8, WIDTH)).square().mean()
+            if rank == lost and step == 10:
+                os.kill(os.getpid(), how)
+            loss.backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("lost", [1, 2], ids=["the late one", "an early one"])
+def test_a_lost_rank_is_named_by_the_others(tmp_path: Path, lost: int, how: int) -> None:
+    outcomes = run_local(lose_a_rank, RANKS, tmp_path, lost, how, timeout_s=30.0)
+    for rank, outcome in enumerate(outcomes):
+        if rank != lost:
+            assert outcome.error is not None
+            assert f"rank {lost}" in outcome.error, f"rank {rank} says {outcome.error}"
+    assert read(tmp_path)[-1].data["rank"] == lost
 
 
 @pytest.mark.parametrize("wrong", ["fast", Reduction(late=-1), Reduction(late=1, num_chunks=0)])
