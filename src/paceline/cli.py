@@ -252,6 +252,8 @@ def schedule(
     if draw is not None:
         if draw.suffix not in (".svg", ".png", ".pdf"):
             raise ConfigError(f"--draw wants a .svg, .png or .pdf file, got {draw}")
+        if not draw.absolute().parent.is_dir():
+            raise ConfigError(f"--draw wants a file in a folder that is there, got {draw}")
         from paceline.report.rounds import draw_rounds
 
         draw_rounds(told, draw)

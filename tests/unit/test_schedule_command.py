@@ -44,7 +44,10 @@ def test_words():
     assert "ring takes" not in run("--ranks", 4, "--algorithm", "ring").output
 
 
-@pytest.mark.parametrize("arguments", [("--late", "x"), ("--late", "8"), ("--algorithm", "star"), ("--draw", "a.gif")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--late", "x"), ("--late", "8"), ("--algorithm", "star"), ("--draw", "a.gif"), ("--draw", "nowhere/a.svg")],
+)
 def test_wrong_usage(arguments):
     assert isinstance(run("--ranks", 8, *arguments).exception, ConfigError)
 
