@@ -71,6 +71,7 @@ def test_the_late_rank_is_found_and_left_and_training_stays_within_rounding(tmp_
     assert chosen[0]["late_bytes"] > 0
     assert "rank 2 comes" in chosen[0]["reason"]
     assert any("rank 2 was not late" in c["reason"] for c in chosen[1:]), "given up once it is on time"
+    assert "rank 2 comes" in (tmp_path / "ours" / "report.html").read_text(), "the report says why"
     assert all(line.kind != "slow_link" for line in lines), "late is not slow"
     assert [line.kind for line in lines].index("network") < [line.kind for line in lines].index("collective")
 

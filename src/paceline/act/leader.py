@@ -217,7 +217,7 @@ class Leader:
         """Log what all ranks decided alike for the step to come."""
         self.log.write(kind, time_s=round(self.now_s, 4), step=step, **numbers)
         if "reason" in numbers:
-            logger.info("all-reduce: %s", numbers["reason"])
+            self.event(f"all-reduce from step {step} on: {numbers['reason']}")  # which the report shows
 
     def end(self, statuses: list[Status]) -> None:
         """Write the last line: samples, and whether all ranks hold the same parameters."""
