@@ -29,6 +29,7 @@ from torch.utils.data import Dataset
 from paceline.act.checks import check_ddp, check_no_sync, check_request, is_distributed, unwrap
 from paceline.act.comm import CommThread
 from paceline.act.coordinator import Coordinator
+from paceline.act.groups import own_connection
 from paceline.act.health import Health, Member
 from paceline.act.hook import gradient_hook
 from paceline.act.layout import fingerprint
@@ -246,7 +247,7 @@ class AttachedPace(Pace):
             comm=CommThread(self._peers),
         )
         self._session.coordinator = Coordinator(
-            rank, world_size, _own_connection(store), self._peers, self._session.clock.waiting_s, self._leader
+            rank, world_size, own_connection(store), self._peers, self._session.clock.waiting_s, self._leader
         )
         if collective != "native":
             if can_skew(world_size):
@@ -620,15 +621,6 @@ def _write_header(
         peer_timeout_s=peer_timeout_s,
     )
     log.flush()
-
-
-def _own_connection(store: dist.Store) -> dist.Store:
-    """A connection for the coordinator's thread, so that its calls do not queue behind the training thread's."""
-    clone = getattr(store, "clone", None)  # not in every torch that we allow
-    try:
-        return clone() if clone is not None else store
-    except RuntimeError:  # not for every kind of store
-        return store
 
 
 def _log_to_stderr(host: str, rank: int) -> None:

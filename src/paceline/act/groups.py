@@ -42,3 +42,12 @@ def make_group(
     group._register_backend(device, kind, backend)
     group._set_group_name(prefix)  # type: ignore[arg-type]  # a NewType of str in newer versions
     return group
+
+
+def own_connection(store: dist.Store) -> dist.Store:
+    """A connection for one thread, so that its calls do not queue behind those of others that block."""
+    clone = getattr(store, "clone", None)  # not in every torch that we allow
+    try:
+        return clone() if clone is not None else store
+    except RuntimeError:  # not for every kind of store
+        return store

@@ -13,9 +13,11 @@ from typing import Any
 from paceline.act.coordinator import Board, ReadBatch, Status
 from paceline.act.health import Health, Member
 from paceline.act.negotiation import Negotiator
+from paceline.decide.candidates import LIVE, PARAMETER_SERVER
 from paceline.decide.controller import Controller
 from paceline.decide.estimate import LrRule
 from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected
+from paceline.decide.rehearse import Arch
 from paceline.decide.selector import Selector
 from paceline.errors import PeerError
 from paceline.policy.ring import AttachedRing
@@ -27,9 +29,13 @@ logger = logging.getLogger("paceline")
 _BREATH_S = 1e-4  # slept after each observation: a burst of them must not keep the interpreter from the training thread
 
 
-def live_controller(hosts: tuple[str, ...], lr_rule: LrRule, max_staleness: int) -> Controller:
-    """What decides in a live run; the run log's header has all three, so that a replay has the same one."""
-    return Controller(hosts, lr_rule=lr_rule, selector=Selector(max_staleness=max_staleness))
+def live_controller(
+    hosts: tuple[str, ...], lr_rule: LrRule, max_staleness: int, arch: Arch = "ring", batch_size: int = 1
+) -> Controller:
+    """What decides in a live run; the run log's header has all of it, so that a replay has the same one."""
+    families = PARAMETER_SERVER if arch == "ps" else LIVE
+    selector = Selector(max_staleness=max_staleness, families=families)
+    return Controller(hosts, batch_size, lr_rule=lr_rule, selector=selector, arch=arch)
 
 
 class Leader:

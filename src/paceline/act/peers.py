@@ -164,6 +164,11 @@ class Peers:
         """Take note that `rank` gave no sign of life for too long."""
         self.fail(PeerTimeout(rank, self.hosts[rank], reason))
 
+    def suspect(self, rank: int, reason: str) -> None:
+        """Note a broken connection to `rank`: it failed, unless word of another's failure, which broke it, comes soon."""
+        if not self._known.wait(1.5):
+            self.lost(rank, reason)
+
     def check(self) -> None:
         """Raise the failure, if there is one. For the training thread."""
         if self.failure is not None:

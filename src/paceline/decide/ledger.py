@@ -135,6 +135,36 @@ class Ledger:
         positions, left = _take_back(self.free, num_samples)
         return replace(self, free=left, leases={**self.leases, rank: Lease(self.epoch, positions)})
 
+    def take(self, rank: Rank, num_samples: int) -> tuple[Ledger, Lease | None]:
+        """Lease samples from the front to a rank that works at its own pace, on top of what it holds.
+
+        Begins the next epoch where nothing is free. What a rank holds is of one epoch, so one that holds something
+        then gets nothing. A rest of a single sample is avoided where that is possible (BatchNorm fails on it).
+
+        Args:
+            rank: Who.
+            num_samples: How many, >= 1; fewer at the end of the epoch.
+
+        Returns:
+            The new ledger, and what was leased now (`leases[rank]` has all that the rank holds), or None.
+
+        Example:
+            >>> ledger, lease = Ledger(num_samples=5, batch_size=3).take(rank=7, num_samples=4)
+            >>> lease, ledger.num_free
+            (Lease(epoch=0, positions=(0, 1, 2)), 2)
+        """
+        held = self.leases.get(rank)
+        if held is not None and (held.epoch != self.epoch or not self.free):
+            return self, None
+        ledger = self if self.free else self.next_epoch()
+        count = min(num_samples, ledger.num_free)
+        if ledger.num_free - count == 1 and count > 2:
+            count -= 1
+        positions, left = _take_front(ledger.free, count)
+        lease = Lease(ledger.epoch, positions)
+        all_held = Lease(ledger.epoch, (held.positions if held else ()) + positions)
+        return replace(ledger, free=left, leases={**ledger.leases, rank: all_held}), lease
+
     def settle(self, rank: Rank, trained: bool) -> Ledger:
         """Close an attached rank's lease: its gradient is in an update, or it was dropped.
 

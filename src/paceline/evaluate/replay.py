@@ -161,7 +161,8 @@ def controller_of(header: Mapping[str, Any]) -> Controller:
             f"this log cannot be replayed: its first line lacks {', '.join(missing)}, as those of older versions do; "
             "record the run again"
         )
-    return live_controller(tuple(header["hosts"]), header["lr_rule"], header["max_staleness"])
+    arch = header.get("arch", "ring")
+    return live_controller(tuple(header["hosts"]), header["lr_rule"], header["max_staleness"], arch)
 
 
 def _observation(line: Line) -> Observation | None:

@@ -1,0 +1,438 @@
+"""The parameter server's shell: turns messages of workers into events for the chief, and its commands into tensors.
+
+Every server keeps a shard of the parameters and the optimizer state that goes with it. Server 0 is the chief: it feeds
+the policy and tells the others what to do. One thread does all of it, in order; links receive and send on their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.act.adviser import Adviser
+from paceline.act.channel import Channel, header
+from paceline.act.chief import Chief, Command
+from paceline.act.comm import CommThread
+from paceline.act.groups import own_connection
+from paceline.act.guest import Event, GuestLink
+from paceline.act.keeper import Keeper
+from paceline.act.messages import Buffers, Down, lease_tensors, timing_of
+from paceline.act.peers import Peers, Ticket
+from paceline.act.pulse import Pulse, tell_failure
+from paceline.act.shards import Shards
+from paceline.act.snapshot import Snapshots
+from paceline.errors import PacelineError, PeerError
+from paceline.types import NormSample, Rank
+
+logger = logging.getLogger("paceline")
+_DOOR_S = 0.03  # between two looks for workers who wish to come in
+_LONGEST_WAIT_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stands in a job with parameter servers; workers come first, then servers.
+
+    Args:
+        rank: Its own.
+        num_workers, num_servers: How many there are.
+        store: Prefixed for this run.
+        hosts: Host name by rank, as far as known.
+        peers: Where failures are noted.
+        silence_s: Silence after which a worker has left and a server has failed, seconds.
+    """
+
+    rank: Rank
+    num_workers: int
+    num_servers: int
+    store: dist.Store
+    peers: Peers
+    silence_s: float
+
+    @property
+    def server(self) -> int:
+        """Which server this is, from 0; negative for workers."""
+        return self.rank - self.num_workers
+
+
+class Server:
+    """One server, from the first worker to the last.
+
+    Args:
+        place: Who we are.
+        shards: How the model is cut.
+        keeper: Our shard.
+        buffers: The model's.
+        wire_dtype: What gradients and parameters travel in.
+        chief: On server 0; None elsewhere.
+        adviser: Likewise.
+        snapshots: Where to save versions; None for nowhere.
+        patience_s: How long all workers may be missing, seconds.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        shards: Shards,
+        keeper: Keeper,
+        buffers: Buffers,
+        wire_dtype: torch.dtype,
+        chief: Chief | None,
+        adviser: Adviser | None,
+        snapshots: Snapshots | None,
+        patience_s: float,
+    ) -> None:
+        self._place = place
+        self._shards = shards
+        self._keeper = keeper
+        self._buffers = buffers
+        self._buffer_values = buffers.gather() if chief else torch.empty(0, dtype=torch.float64)
+        self._wire_dtype = wire_dtype
+        self._chief = chief
+        self._adviser = adviser
+        self._snapshots = snapshots
+        self._patience_s = patience_s
+        self._version = chief.version if chief else 0
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._links: dict[int, GuestLink] = {}
+        self._norms: dict[int, list[dict[str, Any]]] = {}
+        self._unsaved: dict[int, tuple[int, dict[str, Any]]] = {}
+        self._unacknowledged = 0
+        self._is_over = False
+        self._last_company_s = time.monotonic()
+        self._pulse = Pulse(place.store, f"server{place.server}", place.peers, place.silence_s)
+        self._others = [_Other(self, server) for server in range(1, place.num_servers)] if chief else []
+        self._to_chief: Callable[[list[Any]], None] = self._report if chief else _Boss(self).tell
+        threading.Thread(target=self._mind_the_door, name="paceline-door", daemon=True).start()
+
+    def plan(self, plan: Any) -> None:
+        """The adviser wants another mode; called on its thread."""
+        self._inbox.put(("plan", plan))
+
+    def serve(self) -> None:
+        """Serve until the last worker has left and has the final parameters.
+
+        Raises:
+            PeerError: another server failed, or all workers did.
+        """
+        try:
+            while not self._is_over:
+                with contextlib.suppress(queue.Empty):
+                    self._take(self._inbox.get(timeout=self._patience()))
+                self._place.peers.check()
+                if self._chief is not None:
+                    self._chief.wake(self._now_s())
+                    self._carry_out(self._chief.take_commands())
+                    self._check_company(self._chief)
+            self._say_goodbye()
+        except BaseException as error:
+            self._end_in(error)
+            raise
+        finally:
+            self._pulse.close()
+
+    def put(self, event: Any) -> None:
+        """Something happened; for other threads."""
+        self._inbox.put(event)
+
+    # ---- what happens --------------------------------------------------------------------------------------------
+
+    def _take(self, event: Any) -> None:
+        match event:
+            case Event("connected", number, rank):
+                if self._chief:
+                    self._pulse.watch(f"link{number}", lambda s: self.put(Event("lost", number, _silent(s))))
+                self._to_chief(["connected", number, rank])
+            case Event("pushed", number, is_finite):
+                self._to_chief(["pushed", number, is_finite])
+            case Event("lost", number, reason):
+                self._pulse.unwatch(f"link{number}")
+                self._to_chief(["lost", number, reason])
+            case Event("timing", number, told) if self._adviser:
+                self._adviser.observe(timing_of(self._links[number].rank, told))
+            case Event("more", number, epoch) if self._chief:
+                lease = self._chief.more(number, epoch)
+                self._links[number].send(lease_tensors(Down.LEASE, self._version, self._chief.ledger.epoch, lease))
+            case Event("bye", number):
+                self._pulse.unwatch(f"link{number}")
+                if self._chief:
+                    self._report(["bye", number])
+            case ("plan", plan) if self._chief:
+                # A mode is in force when all servers say so; until then there is no other.
+                self._chief.plan(plan, self._now_s()) if not self._unacknowledged else self._refuse(plan)
+            case ("join", number, rank):
+                self._links[number] = GuestLink(
+                    self._place.store, number, rank, self._place.server, self._shards, self._buffers.size,
+                    self._wire_dtype, self._inbox, self._place.peers,
+                )  # fmt: skip
+            case ("report", message):
+                self._report(message)
+            case ("commands", commands):
+                self._carry_out(commands)
+
+    def _report(self, message: list[Any]) -> None:
+        """What one of the servers tells the chief, itself included."""
+        chief, now_s = self._chief, self._now_s()
+        assert chief is not None
+        match message:
+            case ["connected", number, rank]:
+                was_present = rank in chief.present
+                chief.connected(number, rank, now_s)
+                if chief.has_started and not was_present and rank in chief.present:
+                    self._tell(f"worker {rank} has come in")
+            case ["pushed", number, is_finite]:
+                chief.pushed(number, is_finite, now_s)
+            case ["lost", number, reason]:
+                guest = chief.guests.get(number)
+                if guest is not None and chief.present.get(guest.rank) is guest:
+                    self._tell(f"worker {guest.rank} has left: {reason}; its samples go to the others")
+                chief.lost(number, now_s)
+            case ["bye", number]:
+                chief.done(number, now_s)
+            case ["norms", version, norms, mean_sq]:
+                self._gather_norms(version, dict(norms), mean_sq)
+            case ["switched", _]:
+                self._unacknowledged -= 1
+            case ["saved", version]:
+                self._count_saved(version)
+
+    def _tell(self, message: str) -> None:
+        if self._adviser:
+            self._adviser.event(message)
+
+    def _refuse(self, plan: Any) -> None:
+        from paceline.decide.plan import Rejected
+
+        if self._adviser:
+            self._adviser.observe(Rejected(plan))
+
+    # ---- what the chief says ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        if not commands:
+            return
+        for other in self._others:
+            other.tell(commands)
+        for command in commands:
+            match command:
+                case ["apply", shares, lr_scale, num_samples, wants_norms]:
+                    self._apply(shares, lr_scale, num_samples, wants_norms)
+                case ["release", number]:
+                    self._release(self._links[number], Down.PARAMETERS)
+                case ["cancel", number] if self._chief:
+                    self._links[number].send([header(Down.CANCEL)])
+                case ["gone", number]:
+                    self._pulse.unwatch(f"link{number}")
+                    if number in self._links:
+                        self._links.pop(number).expel()
+                case ["switch", epoch]:
+                    self._unacknowledged += self._place.num_servers if self._chief else 0
+                    self._to_chief(["switched", epoch])
+                case ["snapshot", version]:
+                    self._save(version)
+                case ["final"]:
+                    self._is_over = True
+
+    def _apply(self, shares: list[list[Any]], lr_scale: float, num_samples: int, wants_norms: bool) -> None:
+        links = [self._links[number] for number, _ in shares]
+        weighed = [(link.gradient, weight / link.scale) for link, (_, weight) in zip(links, shares, strict=True)]
+        if self._chief is not None:
+            for link, (_, weight) in zip(links, shares, strict=True):
+                self._buffer_values = self._buffer_values.add(link.buffers, alpha=weight)
+        self._keeper.apply(weighed, lr_scale, num_samples)
+        self._version += 1
+        if wants_norms:
+            own, mean_sq = self._keeper.norms(weighed, [link.scale for link in links])
+            self._to_chief(["norms", self._version, [[number, sq] for (number, _), sq in zip(shares, own)], mean_sq])
+
+    def _release(self, link: GuestLink, kind: Down) -> None:
+        if self._chief is not None:
+            guest = self._chief.guests[link.number]
+            lease, guest.lease = guest.lease, None
+            told = lease_tensors(kind, self._version, self._chief.ledger.epoch, lease)
+            link.send([*told, self._buffer_values, self._keeper.parameters()])
+        else:
+            link.send([header(kind, self._version), self._keeper.parameters()])
+
+    def _gather_norms(self, version: int, norms: dict[int, float], mean_sq: float) -> None:
+        """Add up over all servers, and let the adviser know when the last has told its part."""
+        parts = self._norms.setdefault(version, [])
+        parts.append({"norms": norms, "mean_sq": mean_sq})
+        if len(parts) < self._place.num_servers:
+            return
+        del self._norms[version]
+        assert self._chief is not None
+        samples, mean_sq = self._chief.norm_samples.pop(version), sum(part["mean_sq"] for part in parts)
+        total, guests = sum(samples.values()), self._chief.guests
+        if self._adviser:
+            self._adviser.take_norms(
+                [
+                    NormSample(guests[n].rank, version, sum(p["norms"][n] for p in parts), mean_sq, samples[n], total)
+                    for n in samples
+                ]
+            )
+
+    # ---- snapshots -------------------------------------------------------------------------------------------------
+
+    def _save(self, version: int) -> None:
+        assert self._snapshots is not None
+        self._snapshots.save(version, self._place.server, self._keeper.state_dict())
+        if self._chief is not None:
+            chief = {**self._chief.snapshots.pop(version), "buffers": self._buffer_values.tolist()}
+            self._unsaved[version] = (self._place.num_servers, chief)
+        self._to_chief(["saved", version])
+
+    def _count_saved(self, version: int) -> None:
+        missing, chief = self._unsaved[version]
+        self._unsaved[version] = (missing - 1, chief)
+        if missing == 1:
+            del self._unsaved[version]
+            assert self._snapshots is not None
+            self._snapshots.complete(version, chief)
+
+    def resume(self, version: int) -> None:
+        """Go on from the snapshot of this version; before serving."""
+        assert self._snapshots is not None
+        self._keeper.load_state_dict(self._snapshots.load(version, self._place.server))
+        self._version = version
+        if self._chief is not None:
+            self._buffer_values = torch.tensor(self._snapshots.load_chief(version)["buffers"], dtype=torch.float64)
+
+    # ---- beginnings and ends ---------------------------------------------------------------------------------------
+
+    def _mind_the_door(self) -> None:
+        """Let in every worker that knocks, whenever it does."""
+        store, seen = own_connection(self._place.store), set[int]()
+        with contextlib.suppress(Exception):  # the store is gone: so is everybody who could knock
+            while not self._is_over:
+                for number in range(1, store.add("joins", 0) + 1):
+                    if number not in seen and store.check([f"join/{number}"]):
+                        seen.add(number)
+                        self.put(("join", number, json.loads(store.get(f"join/{number}"))["rank"]))
+                time.sleep(_DOOR_S)
+
+    def _now_s(self) -> float:
+        return self._adviser.now_s if self._adviser else time.monotonic()
+
+    def _patience(self) -> float:
+        wake_s = self._chief.next_wake_s() if self._chief else None
+        return _LONGEST_WAIT_S if wake_s is None else min(_LONGEST_WAIT_S, max(0.0, wake_s - self._now_s()))
+
+    def _check_company(self, chief: Chief) -> None:
+        """Without workers a server waits for one to come back, but not for ever."""
+        now = time.monotonic()
+        if chief.is_over or (len(chief.present) == self._place.num_workers if not chief.has_started else chief.present):
+            self._last_company_s = now
+        elif now - self._last_company_s > self._patience_s:
+            missing = sorted(set(range(self._place.num_workers)) - set(chief.present))
+            raise PeerError(missing[0], "?", f"workers {missing} have been missing for {self._patience_s:.0f} s")
+
+    def _say_goodbye(self) -> None:
+        tickets: list[Ticket[None]] = []
+        for link in self._links.values():
+            self._release(link, Down.FINAL)
+            tickets.append(link.send([]))
+            link.close()
+        for ticket in tickets:
+            with contextlib.suppress(Exception):  # a worker that went without waiting for them
+                ticket.wait(timeout_s=60.0)
+        for other in self._others:
+            other.close()
+        if self._adviser and self._chief:
+            self._adviser.close(samples=self._chief.sample_counts(), identical_parameters=None)
+
+    def _end_in(self, error: BaseException) -> None:
+        """Let everybody know why, before connections break."""
+        place = self._place
+        failure = error if isinstance(error, PeerError) else None
+        if failure is None:
+            reason = f"{type(error).__name__}: {error}" if isinstance(error, PacelineError) else f"raised {error!r}"
+            failure = PeerError(place.rank, place.peers.hosts[place.rank], reason)
+        with contextlib.suppress(Exception):
+            tell_failure(place.store, failure.rank, failure.reason, isinstance(error, TimeoutError))
+        if self._adviser:
+            with contextlib.suppress(Exception):
+                self._adviser.fail(failure.rank, failure.host, failure.reason)
+
+
+class _Other:
+    """The chief's end of its channel with another server."""
+
+    def __init__(self, chief: Server, server: int) -> None:
+        place = self._place = chief._place
+        self._rank = place.num_workers + server
+        self._sender = CommThread(place.peers, name=f"paceline-to-server-{server}")
+        self._ready = threading.Event()
+        threading.Thread(
+            target=self._listen, args=(chief, server), name=f"paceline-server-{server}", daemon=True
+        ).start()
+
+    def tell(self, commands: list[Command]) -> None:
+        """Have these carried out there, after all before them."""
+
+        def job() -> None:
+            self._ready.wait()
+            self._channel.send_json(commands)
+
+        self._sender.submit(job)
+
+    def close(self) -> None:
+        """Stop sending, when all has been sent."""
+        self._sender.submit(lambda: None).wait(timeout_s=10.0)
+        self._sender.close()
+
+    def _listen(self, chief: Server, server: int) -> None:
+        try:
+            self._channel = Channel(own_connection(self._place.store), f"servers/{server}", position=0)
+            self._ready.set()
+            chief._pulse.watch(f"server{server}", lambda s: self._place.peers.silent(self._rank, _silent(s)))
+            while True:
+                chief.put(("report", self._channel.receive_json()))
+        except Exception as error:
+            if not chief._is_over:
+                self._place.peers.lost(self._rank, f"its connection to the chief server broke ({error})")
+
+
+class _Boss:
+    """Another server's end of its channel with the chief."""
+
+    def __init__(self, server: Server) -> None:
+        self._place = server._place
+        self._sender = CommThread(self._place.peers, name="paceline-to-chief")
+        self._ready = threading.Event()
+        threading.Thread(target=self._listen, args=(server,), name="paceline-chief", daemon=True).start()
+
+    def tell(self, message: list[Any]) -> None:
+        """Report to the chief."""
+
+        def job() -> None:
+            self._ready.wait()
+            self._channel.send_json(message)
+
+        self._sender.submit(job)
+
+    def _listen(self, server: Server) -> None:
+        rank = self._place.num_workers
+        try:
+            self._channel = Channel(own_connection(self._place.store), f"servers/{self._place.server}", position=1)
+            self._ready.set()
+            server._pulse.watch("server0", lambda s: self._place.peers.silent(rank, _silent(s)))
+            while True:
+                server.put(("commands", self._channel.receive_json()))
+        except Exception as error:
+            if not server._is_over:
+                self._place.peers.lost(rank, f"the connection to it, the chief server, broke ({error})")
+
+
+def _silent(seconds: float) -> str:
+    return f"no sign of life for {seconds:.0f} s (stopped, or cut off)"

@@ -1,0 +1,138 @@
+"""A worker's end of its link with one server: turns buckets into messages, and answers into tickets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.act.channel import HEADER_SIZE, Channel, header
+from paceline.act.comm import CommThread
+from paceline.act.groups import own_connection
+from paceline.act.messages import Down, Up
+from paceline.act.peers import Peers, Ticket
+from paceline.decide.ledger import Lease
+from paceline.errors import PacelineError
+from paceline.types import Rank
+
+
+class Expelled(PacelineError):
+    """The servers went on without this worker: it was silent for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server says when it releases a worker; the lease and the epoch are the chief's."""
+
+    version: int
+    epoch: int
+    lease: Lease | None
+
+
+class ServerLink(threading.Thread):
+    """Listens on its own thread; sends on another, in order.
+
+    Args:
+        store: The job's, prefixed for this run.
+        number: Of this worker's links, unique for ever.
+        server: Whose other end it is.
+        size: Elements that the server keeps.
+        num_buffers: Numbers in the model's buffers; they come from server 0 alone.
+        wire_dtype: What parameters come in.
+        peers: Where the server's failure is noted.
+        rank: The server's.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        number: int,
+        server: int,
+        size: int,
+        num_buffers: int,
+        wire_dtype: torch.dtype,
+        peers: Peers,
+        rank: Rank,
+    ) -> None:
+        super().__init__(name=f"paceline-server-{server}", daemon=True)
+        self.vector = torch.empty(size, dtype=wire_dtype)
+        self.buffers = torch.empty(num_buffers if server == 0 else 0, dtype=torch.float64)
+        self.is_cancelled = False  # what is being computed will be thrown away
+        self.answer: Ticket[Answer] = peers.ticket()
+        self.parameters: Ticket[None] = peers.ticket()
+        self.more: Ticket[Answer] = peers.ticket()
+        self._store = store
+        self._prefix = f"link/{number}/{server}"
+        self._peers = peers
+        self._rank = rank
+        self._is_final = False
+        self._channel: Channel | None = None
+        self._connected: Ticket[None] = peers.ticket()
+        self._sender = CommThread(peers, name=f"paceline-to-server-{server}")
+        self.start()
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Send when all before has been sent; must not change until the server's answer."""
+
+        def job() -> None:
+            self._connected.wait()
+            assert self._channel is not None
+            self._channel.send(tensors)
+
+        self._sender.submit(job)
+
+    def expect(self) -> None:
+        """The next parameters are those after the gradient that is about to be sent."""
+        self.answer, self.parameters = self._peers.ticket(), self._peers.ticket()
+
+    def ask_for_more(self, epoch: int) -> Ticket[Answer]:
+        """One more batch; the chief alone has them."""
+        self.more = self._peers.ticket()
+        self.send([header(Up.MORE, epoch)])
+        return self.more
+
+    def close(self) -> None:
+        """Stop sending, when all has been sent."""
+        self._sender.close()
+
+    def run(self) -> None:
+        """Turn messages into tickets until the last one, or until the connection breaks."""
+        try:
+            self._channel = Channel(own_connection(self._store), self._prefix, position=1)
+            self._connected.resolve(None)
+            while self._receive(self._channel):
+                pass
+        except Exception as error:  # the shell's one place: a broken link is news about the server
+            if not self._is_final:
+                self._peers.suspect(self._rank, f"the connection to it broke ({error})")
+
+    def _receive(self, channel: Channel) -> bool:
+        told = torch.empty(HEADER_SIZE, dtype=torch.float64)
+        channel.receive([told])
+        kind, version, epoch, lease_epoch, count = (int(value) for value in told[:5])
+        match Down(kind):
+            case Down.CANCEL:
+                self.is_cancelled = True
+                return True
+            case Down.EXPELLED:
+                self._is_final = True
+                expelled = Expelled("the servers went on without this worker, which gave no sign of life")
+                for ticket in (self.answer, self.parameters, self.more):
+                    ticket.fail(expelled)
+                return False
+        positions = torch.empty(count, dtype=torch.int64)
+        channel.receive([positions])
+        answer = Answer(version, epoch, Lease(lease_epoch, tuple(positions.tolist())) if count else None)
+        if kind == Down.LEASE:
+            self.more.resolve(answer)
+            return True
+        self.is_cancelled = False
+        self.answer.resolve(answer)
+        channel.receive([self.buffers, self.vector])
+        self._is_final = kind == Down.FINAL
+        self.parameters.resolve(None)
+        return not self._is_final
