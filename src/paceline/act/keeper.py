@@ -103,7 +103,8 @@ class Keeper:
 
     def norms(self, shares: Shares, scales: Sequence[float]) -> tuple[list[float], float]:
         """Squared 2-norms, on this shard, of each gradient over its loss scale, and of the last update's mean."""
-        own = [float(torch.linalg.vector_norm(g.float())) ** 2 / scale**2 for (g, _), scale in zip(shares, scales)]
+        pairs = zip(shares, scales, strict=True)
+        own = [float(torch.linalg.vector_norm(g.float())) ** 2 / scale**2 for (g, _), scale in pairs]
         return own, float(torch.linalg.vector_norm(self._mean)) ** 2
 
     def parameters(self) -> Tensor:
@@ -174,7 +175,7 @@ def _built_like(optimizer: torch.optim.Optimizer, groups: list[list[nn.Parameter
     known = inspect.signature(kind.__init__).parameters
     arguments = {name: value for name, value in optimizer.defaults.items() if name in known}
     try:
-        return kind([{"params": parts} for parts in groups], **arguments)  # type: ignore[call-arg]
+        return kind([{"params": parts} for parts in groups], **arguments)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"servers need an optimizer of their own, and {kind.__name__} cannot be built from parameter groups and "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,10 +60,13 @@ def timing_header(timing: StepTiming) -> Tensor:
 
 def timing_of(rank: int, told: Tensor) -> StepTiming:
     """The times behind `timing_header`."""
-    values = dict(zip(_TIMED, told[1:].tolist(), strict=False))
-    for name in ("step", "samples"):
-        values[name] = int(values[name])
-    return StepTiming(rank, **{name: None if math.isnan(value) else value for name, value in values.items()})
+    values: dict[str, Any] = dict(zip(_TIMED, told[1:].tolist(), strict=False))
+    for name, value in values.items():
+        if math.isnan(value):
+            values[name] = None
+        elif name in ("step", "samples"):
+            values[name] = int(value)
+    return StepTiming(rank, **values)
 
 
 def lease_tensors(kind: Down, version: int, epoch: int, lease: Lease | None) -> list[Tensor]:

@@ -61,10 +61,10 @@ def parameter_server(
 ) -> Pace:
     """Train with parameter servers; call it on every rank, in place of wrapping the model in DDP.
 
-    The last `num_servers` ranks keep the parameters and the optimizer's state, each a part. The others are workers: they
-    push gradients and pull parameters, and `optimizer.step()` does nothing there. The loop is the same on all ranks; on
-    a server it has no batches, and its first epoch lasts until the last worker has left. No process group is needed,
-    only torchrun's environment, or the store of a group that is there.
+    The last `num_servers` ranks keep the parameters and the optimizer's state, each a part. The others are workers:
+    they push gradients and pull parameters, and `optimizer.step()` does nothing there. The loop is the same on all
+    ranks; on a server it has no batches, and its first epoch lasts until the last worker has left. No process group is
+    needed, only torchrun's environment, or the store of a group that is there.
 
     Args:
         module: The model, not wrapped; with the same parameters in the same order on all ranks. Training begins with
@@ -287,8 +287,8 @@ def _resumed(ledger: Ledger, state: dict[str, Any] | None) -> Ledger:
     leases = {int(rank): Lease(lease["epoch"], tuple(lease["positions"])) for rank, lease in told.pop("leases").items()}
     if (told["num_samples"], told["batch_size"]) != (ledger.num_samples, ledger.batch_size):
         raise ConfigError(
-            f"the snapshot was made with {told['num_samples']} samples in batches of {told['batch_size']}, this run has "
-            f"{ledger.num_samples} in batches of {ledger.batch_size}"
+            f"the snapshot was made with {told['num_samples']} samples in batches of {told['batch_size']}, "
+            f"this run has {ledger.num_samples} in batches of {ledger.batch_size}"
         )
     told["free"] = tuple((start, stop) for start, stop in told["free"])
     resumed = Ledger(**told, leases=leases)

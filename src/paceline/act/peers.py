@@ -165,7 +165,7 @@ class Peers:
         self.fail(PeerTimeout(rank, self.hosts[rank], reason))
 
     def suspect(self, rank: int, reason: str) -> None:
-        """Note a broken connection to `rank`: it failed, unless word of another's failure, which broke it, comes soon."""
+        """Note a broken connection to `rank`: it failed, unless word of another's failure, behind it, comes soon."""
         if not self._known.wait(1.5):
             self.lost(rank, reason)
 

@@ -253,7 +253,8 @@ class Server:
         self._version += 1
         if wants_norms:
             own, mean_sq = self._keeper.norms(weighed, [link.scale for link in links])
-            self._to_chief(["norms", self._version, [[number, sq] for (number, _), sq in zip(shares, own)], mean_sq])
+            by_link = [[number, sq] for (number, _), sq in zip(shares, own, strict=True)]
+            self._to_chief(["norms", self._version, by_link, mean_sq])
 
     def _release(self, link: GuestLink, kind: Down) -> None:
         if self._chief is not None:

@@ -19,8 +19,8 @@ _KEPT = 2
 class Snapshots:
     """The snapshots in one directory that all servers share.
 
-    A snapshot is a directory `v<version>` with a file of each server's; it counts once the chief has written `chief.json`
-    into it, which it does when all servers have said that theirs is there.
+    A snapshot is a directory `v<version>` with a file of each server's; it counts once the chief has written
+    `chief.json` into it, which it does when all servers have said that theirs is there.
 
     Args:
         directory: Where; made if it is not there.

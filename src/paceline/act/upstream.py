@@ -20,7 +20,7 @@ from paceline.errors import PacelineError
 from paceline.types import Rank
 
 
-class Expelled(PacelineError):
+class Expelled(PacelineError):  # noqa: N818 - a state of affairs, caught where it can arise
     """The servers went on without this worker: it was silent for too long."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from paceline.decide.ledger import Lease, Ledger
 from paceline.errors import ConfigError, PacelineError
 from paceline.measure import taps
 from paceline.measure.timers import GcTimer, StepClock
-from paceline.types import Phase
+from paceline.types import Phase, Rank
 
 logger = logging.getLogger("paceline")
 
@@ -89,8 +90,8 @@ class WorkerPace(Pace):
             optimizer.register_step_post_hook(self._after_optimizer),
         ]
         for i, param in enumerate(self._params):
-            hook = param.register_post_accumulate_grad_hook(lambda p, i=i: self._on_gradient(i, p))
-            self._handles.append(hook)
+            hook = functools.partial(self._on_gradient, i)
+            self._handles.append(param.register_post_accumulate_grad_hook(hook))
         taps.add_listener(self)
         self._gc_timer = GcTimer(self._clock.gc_pause)
         atexit.register(self.close)
@@ -113,11 +114,13 @@ class WorkerPace(Pace):
             for server in range(place.num_servers)
         ]  # fmt: skip
         for server in range(place.num_servers):
-            self._pulse.watch(f"server{server}", lambda s, server=server: place.peers.silent(
-                place.num_workers + server, f"no sign of life for {s:.0f} s (stopped, or cut off)"))  # fmt: skip
+            self._pulse.watch(f"server{server}", functools.partial(self._note_silent, place.num_workers + server))
         self._is_pushed = self._is_stale = True
         self._lease = None
         self._samples = self._micro_steps = 0
+
+    def _note_silent(self, rank: Rank, silence_s: float) -> None:
+        self._place.peers.silent(rank, f"no sign of life for {silence_s:.0f} s (stopped, or cut off)")
 
     def _leave_links(self) -> None:
         for link in self._links:
@@ -159,7 +162,8 @@ class WorkerPace(Pace):
             self._join()
             self._receive()
             self._is_void = True
-            return self._pull()
+            self._pull()
+            return
         self._shards.scatter(self._incoming, self._params)
         self._buffers.scatter(self._links[0].buffers)
         self._buffers_before = self._links[0].buffers.clone()

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from paceline.act.attach import Pace, attach
+from paceline.act.parameter_server import parameter_server
 from paceline.demo.faults import Faults, SlowDataset, StandIn
 from paceline.types import FaultPlan
 
-System = Literal["ddp", "observe", "suggest", "auto"]
 NUM_TRAIN, NUM_TEST = 1280, 517
 LR_MILESTONES, LR_FACTOR = (10, 12), 0.2  # after so many epochs the rate is a fifth of what it was
 
@@ -30,7 +30,8 @@ class TaskConfig:
     """One training run.
 
     Args:
-        system: Plain DDP, or DDP with Paceline in that mode.
+        system: "ddp", or DDP with Paceline in the mode "observe", "suggest" or "auto"; with servers their mode: "auto"
+            or the name of a policy.
         run_dir: Where Paceline's log goes; None for plain DDP.
         faults: What is planted.
         num_epochs: Passes over the 1,280 training samples.
@@ -38,10 +39,11 @@ class TaskConfig:
         lr: Of Adam, tuned once for plain DDP with four ranks; a fifth after 10 and again after 12 epochs.
         seed: Of initial parameters and order.
         step_s: Paced time of a step, seconds: a third in forward, the rest in backward.
-        recorder: The rank whose parameters are kept after every step for the accuracy curve.
+        recorder: The rank whose parameters are kept at every step for the accuracy curve.
+        num_servers: How many of the ranks, the last ones, are parameter servers.
     """
 
-    system: System
+    system: str
     run_dir: Path | None = None
     faults: FaultPlan = field(default_factory=FaultPlan)
     num_epochs: int = 14
@@ -50,6 +52,7 @@ class TaskConfig:
     seed: int = 0
     step_s: float = 0.04
     recorder: int = 0
+    num_servers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,32 +97,43 @@ def train(rank: int, config: TaskConfig, progress: Synchronized[int] | None = No
     faults = Faults(config.faults, rank)
     dataset, test_images, test_labels = digits()
     model = build_model(config.seed, StandIn(faults, config.step_s / 3, config.step_s * 2 / 3))
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(ddp.parameters(), lr=config.lr)
+    net = DistributedDataParallel(model) if not config.num_servers else model
+    optimizer = torch.optim.Adam(net.parameters(), lr=config.lr)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=list(LR_MILESTONES), gamma=LR_FACTOR)
-    loader, pace, sampler = _loader(config, ddp, optimizer, SlowDataset(dataset, faults))
+    loader, pace, sampler = _loader(config, net, optimizer, schedule, SlowDataset(dataset, faults))
     times: list[float] = []
     snapshots: list[list[Tensor]] = []
     num_samples = 0
     dist.barrier()
     start = time.perf_counter()
+
+    def record(*_: Any) -> None:
+        times.append(time.perf_counter() - start)
+        snapshots.append([p.detach().clone() for p in model.parameters()])
+
+    records = rank == config.recorder
+    # With servers a step's parameters are there when the next forward pass begins, and not before.
+    hook = model.register_forward_pre_hook(record) if records and config.num_servers else None
     for epoch in range(config.num_epochs):
         if sampler is not None:
             sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
-            F.cross_entropy(ddp(images), labels).backward()
+            F.cross_entropy(net(images), labels).backward()
             optimizer.step()
             num_samples += len(labels)
-            if rank == config.recorder:
-                times.append(time.perf_counter() - start)
-                snapshots.append([p.detach().clone() for p in model.parameters()])
-                if progress is not None:
-                    progress.value += 1
+            if records and hook is None:
+                record()
+            if records and progress is not None:
+                progress.value += 1
             faults.next_step()
-        schedule.step()
+        if not config.num_servers:
+            schedule.step()
     if pace is not None:
         pace.close()
+    if hook is not None:
+        hook.remove()
+        record()
     final = _accuracy(model, test_images, test_labels)
     accuracies = []
     for snapshot in snapshots:
@@ -131,12 +145,18 @@ def train(rank: int, config: TaskConfig, progress: Synchronized[int] | None = No
 
 
 def _loader(
-    config: TaskConfig, ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, dataset: SlowDataset
+    config: TaskConfig, net: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, dataset: SlowDataset
 ) -> tuple[Any, Pace | None, DistributedSampler[Any] | None]:
+    if config.num_servers:
+        pace = parameter_server(
+            net, optimizer, config.system, num_servers=config.num_servers, scheduler=schedule,
+            scheduler_samples=NUM_TRAIN, run_dir=config.run_dir,
+        )  # fmt: skip
+        return pace.data(dataset, batch_size=config.batch_size, seed=config.seed), pace, None
     if config.system == "ddp":
         sampler: DistributedSampler[Any] = DistributedSampler(dataset, seed=config.seed)
         return DataLoader(dataset, batch_size=config.batch_size, sampler=sampler), None, sampler
-    pace = attach(ddp, optimizer, mode=config.system, run_dir=config.run_dir)
+    pace = attach(net, optimizer, mode=config.system, run_dir=config.run_dir)  # type: ignore[arg-type]
     return pace.data(dataset, batch_size=config.batch_size, seed=config.seed), pace, None
 
 
