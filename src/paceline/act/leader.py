@@ -13,7 +13,7 @@ from typing import Any
 from paceline.act.coordinator import Board, ReadBatch, Status
 from paceline.act.health import Health, Member
 from paceline.act.negotiation import Negotiator
-from paceline.decide.candidates import LIVE, PARAMETER_SERVER
+from paceline.decide.candidates import PARAMETER_SERVER
 from paceline.decide.controller import Controller
 from paceline.decide.estimate import LrRule
 from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected
@@ -26,6 +26,7 @@ from paceline.record import RunLog, decode
 from paceline.types import NormSample, Rank, Verdict
 
 logger = logging.getLogger("paceline")
+_WASTE_RATIO = 0.3  # see `Controller`
 _BREATH_S = 1e-4  # slept after each observation: a burst of them must not keep the interpreter from the training thread
 
 
@@ -33,9 +34,20 @@ def live_controller(
     hosts: tuple[str, ...], lr_rule: LrRule, max_staleness: int, arch: Arch = "ring", batch_size: int = 1
 ) -> Controller:
     """What decides in a live run; the run log's header has all of it, so that a replay has the same one."""
-    families = PARAMETER_SERVER if arch == "ps" else LIVE
-    selector = Selector(max_staleness=max_staleness, families=families)
-    return Controller(hosts, batch_size, lr_rule=lr_rule, selector=selector, arch=arch)
+    if arch == "ring":
+        return Controller(hosts, batch_size, lr_rule=lr_rule, selector=Selector(max_staleness=max_staleness))
+    # The chief server changes the mode by itself, at once: a wrong plan costs little, so waste alone is a reason.
+    selector = Selector(max_staleness=max_staleness, families=PARAMETER_SERVER)
+    return Controller(
+        hosts,
+        batch_size,
+        lr_rule=lr_rule,
+        selector=selector,
+        arch="ps",
+        fence_s=0.0,
+        waste_ratio=_WASTE_RATIO,
+        staleness_cost=0.54,
+    )
 
 
 class Leader:

@@ -1,4 +1,4 @@
-"""The demo's runs: turns options into three trainings per seed, and their results into one summary and one table."""
+"""The demo's runs: turns options into several trainings per seed, and their results into one summary and one table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from paceline.act.local import Outcome, run_local
-from paceline.demo.task import NUM_TRAIN, TaskConfig, TaskResult, train
+from paceline.decide.rehearse import Arch
+from paceline.demo.task import LR_MILESTONES, NUM_TRAIN, TaskConfig, TaskResult, train
 from paceline.errors import ConfigError, PacelineError
 from paceline.record import RunLog
 from paceline.report.summary import write_reports
@@ -22,7 +23,28 @@ from paceline.types import Fault, FaultKind, FaultPlan
 CAUSES = ("compute", "data", "gc", "outside")
 TARGET_ACCURACY = 0.96
 TASK_KIND = "task"  # of the line in a demo run's log that says what was trained
-SYSTEMS = ("clean", "ddp", "auto")  # no slow rank, slow rank under plain DDP, slow rank under auto
+PLAIN = {"ring": "ddp", "ps": "bsp"}  # what training without Paceline comes to: every rank in every update
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How an architecture's demo trains: chosen once, so that plain training gets well above its target.
+
+    Args:
+        target: Test accuracy to reach, 0..1.
+        num_epochs, milestones: How long, and when the learning rate falls.
+    """
+
+    target: float
+    num_epochs: int
+    milestones: tuple[int, ...]
+
+
+RECIPES = {
+    "ring": Recipe(TARGET_ACCURACY, 14, LR_MILESTONES),
+    # Two workers more make larger updates, so it takes longer; and where modes part, accuracy is high.
+    "ps": Recipe(0.98, 20, (14, 17)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +52,14 @@ class DemoOptions:
     """What to demonstrate.
 
     Args:
-        num_ranks: Processes, 2..16.
+        num_ranks: Processes that train, 2..16.
         slow_rank: Which of them is slow.
         slowdown: Its own time over everybody else's, ratio, > 1.
         cause: What makes it slow, one of `CAUSES`.
         num_seeds: Repetitions with other initial parameters and orders, >= 1.
         out: Directory for logs and reports.
+        arch: "ring" for all-reduce, "ps" for parameter servers.
+        num_servers: Processes that serve beside those that train, with "ps" only, 1..4.
 
     Raises:
         ConfigError: a value out of range.
@@ -47,8 +71,14 @@ class DemoOptions:
     cause: str = "compute"
     num_seeds: int = 1
     out: Path = Path("demo_run")
+    arch: Arch = "ring"
+    num_servers: int = 2
 
     def __post_init__(self) -> None:
+        if self.arch not in PLAIN:
+            raise ConfigError(f"--arch must be ring or ps, got {self.arch!r}")
+        if not 1 <= self.num_servers <= 4:
+            raise ConfigError(f"--servers must be 1..4 (they share this machine's cores), got {self.num_servers}")
         if not 2 <= self.num_ranks <= 16:
             raise ConfigError(f"--ranks must be 2..16 (they share this machine's cores), got {self.num_ranks}")
         if not 0 <= self.slow_rank < self.num_ranks:
@@ -64,13 +94,45 @@ class DemoOptions:
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError(f"--out must be a directory, got the file {self.out}")
 
+    @property
+    def plain(self) -> str:
+        """The system that `auto` is measured against."""
+        return PLAIN[self.arch]
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it trains."""
+        return RECIPES[self.arch]
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """With servers, the modes that somebody could have chosen by hand: the best of them is what `auto` must match."""
+        if self.arch == "ring":
+            return ()
+        fast = "-".join(str(rank) for rank in range(self.num_ranks) if rank != self.slow_rank)
+        most = self.num_ranks - 1
+        return (f"ksync:{most}", f"kasync:{most}", "asp", f"groups:{fast},{self.slow_rank}")
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """What is trained, in order: without a slow rank, then with it."""
+        return ("clean", self.plain, "auto", *self.fixed)
+
+    @property
+    def world_size(self) -> int:
+        """Processes of a run."""
+        return self.num_ranks + (self.num_servers if self.arch == "ps" else 0)
+
     def config(self, system: str, seed: int) -> TaskConfig:
         """The training run of one system and seed."""
         task = TaskConfig(
-            system="auto" if system == "auto" else "ddp",
+            system=self.plain if system == "clean" else system,
             run_dir=self.run_dir(system, seed),
             seed=seed,
             recorder=1 if self.slow_rank == 0 else 0,
+            num_epochs=self.recipe.num_epochs,
+            milestones=self.recipe.milestones,
+            num_servers=self.world_size - self.num_ranks,
         )
         if system == "clean":
             return task
@@ -79,7 +141,8 @@ class DemoOptions:
 
     def run_dir(self, system: str, seed: int) -> Path:
         """Where that run's log goes."""
-        return self.out / (system if seed == 0 else f"{system}-seed{seed}")
+        name = system.replace(":", "-").replace(",", "+")
+        return self.out / (name if seed == 0 else f"{name}-seed{seed}")
 
 
 STEP_S = 0.05  # what a paced step comes to: 40 ms paced, the rest computed
@@ -108,17 +171,21 @@ def run_demo(options: DemoOptions, on_progress: Callable[[str, int, int], None])
     """
     import paceline.report.charts  # noqa: F401 - once here, before the forks, instead of in every child
 
-    results: dict[str, list[TaskResult]] = {system: [] for system in SYSTEMS}
-    samples = {system: {"trained": 0, "dropped": 0} for system in SYSTEMS}
+    results: dict[str, list[TaskResult]] = {system: [] for system in options.systems}
+    samples = {system: {"trained": 0, "dropped": 0} for system in options.systems}
     auto: list[dict[str, Any]] = []
     for seed in range(options.num_seeds):
-        for system in SYSTEMS:
+        for system in options.systems:
             outcomes = _run_one(options, system, seed, on_progress)
-            recorded = outcomes[options.config(system, seed).recorder].value
+            config = options.config(system, seed)
+            recorded = outcomes[config.recorder].value
             results[system].append(recorded)
             if system == "auto":
-                auto.append(record_task(options.config(system, seed), recorded, plain=results["ddp"][-1]))
+                plain = results[options.plain][-1]
+                auto.append(record_task(config, recorded, plain=plain, target=options.recipe.target))
                 counted = auto[-1]["samples"]
+            elif config.num_servers:
+                counted = write_reports(options.run_dir(system, seed))["samples"]
             else:
                 counted = {"trained": sum(outcome.value.num_samples for outcome in outcomes), "dropped": 0}
             for key in samples[system]:
@@ -136,7 +203,7 @@ def _run_one(
     shutil.rmtree(options.run_dir(system, seed), ignore_errors=True)
     options.out.mkdir(parents=True, exist_ok=True)
     progress = multiprocessing.get_context("fork").Value("i", 0)
-    per_step = config.batch_size * (options.num_ranks - (system == "auto"))
+    per_step = config.batch_size * (options.num_ranks - (system in ("auto", *options.fixed)))
     steps = config.num_epochs * -(-NUM_TRAIN // per_step)
     name = f"{system}, seed {seed}" if options.num_seeds > 1 else system
 
@@ -144,7 +211,7 @@ def _run_one(
         on_progress(name, min(progress.value, steps), steps)
 
     logging.getLogger("paceline").setLevel(logging.ERROR)  # the table at the end says it better
-    outcomes = run_local(train, options.num_ranks, config, progress, timeout_s=300.0, on_tick=tick)
+    outcomes = run_local(train, options.world_size, config, progress, timeout_s=300.0, on_tick=tick)
     on_progress(name, steps, steps)
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed:
@@ -188,19 +255,43 @@ def _summarise(
     samples: dict[str, dict[str, int]],
     auto: dict[str, Any],
 ) -> dict[str, Any]:
-    times = {system: [time_to_accuracy(r) for r in runs] for system, runs in results.items()}
-    ratios = [a / d for a, d in zip(times["auto"], times["ddp"], strict=True) if a is not None and d is not None]
+    target = options.recipe.target
+    times = {system: [time_to_accuracy(r, target) for r in runs] for system, runs in results.items()}
+    ratios = [
+        a / p for a, p in zip(times["auto"], times[options.plain], strict=True) if a is not None and p is not None
+    ]
     culprit = auto["culprit"]
     return {
         "schema": 1,
         "planted": {"rank": options.slow_rank, "cause": options.cause, "slowdown": options.slowdown},
         "culprit": None if culprit is None else {k: culprit[k] for k in ("rank", "host", "phase", "cause")},
-        "target_accuracy": TARGET_ACCURACY,
+        "arch": options.arch,
+        "target_accuracy": target,
         "tta_s": times,
         "tta_ratio": fmean(ratios) if len(ratios) == options.num_seeds else None,
         "tta_ratio_range": [min(ratios), max(ratios)] if ratios else None,
+        **_beside_fixed(options, times),
         "accuracy": {system: fmean(r.final_accuracy for r in runs) for system, runs in results.items()},
         "samples": samples,
         "decisions": auto["decisions"],
         "num_seeds": options.num_seeds,
     }
+
+
+def _beside_fixed(options: DemoOptions, times: dict[str, list[float | None]]) -> dict[str, Any]:
+    """How `auto` did beside the fixed mode with the lowest mean time to accuracy; nothing where there are none.
+
+    A mode that missed the target with some seed is not the best.
+    """
+    if not options.fixed:
+        return {}
+    means = {system: fmean(known) for system in ("auto", *options.fixed) if (known := _all_known(times[system]))}
+    auto = means.pop("auto", None)
+    best = min(means, key=lambda system: means[system], default=None)
+    ratio = auto / means[best] if auto is not None and best is not None else None
+    return {"tta_ratio_vs_best_fixed": ratio, "best_fixed": best}
+
+
+def _all_known(values: list[float | None]) -> list[float] | None:
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None

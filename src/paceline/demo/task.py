@@ -41,6 +41,7 @@ class TaskConfig:
         step_s: Paced time of a step, seconds: a third in forward, the rest in backward.
         recorder: The rank whose parameters are kept at every step for the accuracy curve.
         num_servers: How many of the ranks, the last ones, are parameter servers.
+        milestones: Epochs after which the rate is a fifth of what it was.
     """
 
     system: str
@@ -53,6 +54,7 @@ class TaskConfig:
     step_s: float = 0.04
     recorder: int = 0
     num_servers: int = 0
+    milestones: tuple[int, ...] = LR_MILESTONES
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def train(rank: int, config: TaskConfig, progress: Synchronized[int] | None = No
     model = build_model(config.seed, StandIn(faults, config.step_s / 3, config.step_s * 2 / 3))
     net = DistributedDataParallel(model) if not config.num_servers else model
     optimizer = torch.optim.Adam(net.parameters(), lr=config.lr)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=list(LR_MILESTONES), gamma=LR_FACTOR)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=list(config.milestones), gamma=LR_FACTOR)
     loader, pace, sampler = _loader(config, net, optimizer, schedule, SlowDataset(dataset, faults))
     times: list[float] = []
     snapshots: list[list[Tensor]] = []
