@@ -261,7 +261,9 @@ class Controller:
         return replace(
             state,
             mode=Mode(plan.policy, plan.batch_sizes),
-            detector=self.detector.set_members(state.detector, self._members(plan.policy)),
+            detector=self.detector.set_members(
+                state.detector, self._members(plan.policy) if _steps_together(plan.policy) else frozenset()
+            ),
             since_step=plan.effective_step,
             step=max(state.step, plan.effective_step - 1),
             pending=None,
@@ -387,6 +389,11 @@ class Controller:
                 after.batch_samples,
             ),
         )
+
+
+def _steps_together(policy: SyncPolicy[Any]) -> bool:
+    """Whether some ranks make every update together."""
+    return isinstance(policy, BSP) or hasattr(policy, "ring")
 
 
 def _gist(given: Conditions) -> tuple[float, ...]:

@@ -106,7 +106,7 @@ class DemoOptions:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """With servers, the modes that somebody could have chosen by hand: the best of them is what `auto` must match."""
+        """With servers, modes that somebody could have chosen by hand: the best of them is what `auto` must match."""
         if self.arch == "ring":
             return ()
         fast = "-".join(str(rank) for rank in range(self.num_ranks) if rank != self.slow_rank)

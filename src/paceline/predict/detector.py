@@ -160,7 +160,10 @@ class Detector:
         return DetectorState(ranks, {}, {}, dict.fromkeys(ranks, ()), {}, 0)
 
     def set_members(self, state: DetectorState, members: frozenset[Rank]) -> DetectorState:
-        """From now on a row is complete when these ranks are in it: the ring, while others are attached."""
+        """From now on a row is complete when these ranks are in it: the ring, while others are attached.
+
+        Nobody: no rank steps with another, and each step is compared with the latest of all others.
+        """
         return replace(state, members=members, open_rows={}, closed_rows={})
 
     def observe(self, state: DetectorState, timing: StepTiming) -> DetectorState:
@@ -170,6 +173,9 @@ class Detector:
         the row of the version it started from, whichever of the two comes first.
         """
         rank, step, members = timing.rank, timing.step, state.members
+        if not members:
+            latest = {**state.closed_rows.get(0, {}), rank: timing}
+            return self._judge(self._push(replace(state, closed_rows={0: latest}), latest, {rank: timing}), (rank,))
         if rank not in members and step in state.closed_rows:
             return self._judge(self._push(state, state.closed_rows[step], {rank: timing}), (rank,))
         row = {**state.open_rows.get(step, {}), rank: timing}
