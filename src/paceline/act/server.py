@@ -158,6 +158,8 @@ class Server:
             case Event("lost", number, reason):
                 self._pulse.unwatch(f"link{number}")
                 self._to_chief(["lost", number, reason])
+            case Event(_, number) if number not in self._links:
+                pass  # of a worker that has been sent away
             case Event("timing", number, told) if self._adviser:
                 self._adviser.observe(timing_of(self._links[number].rank, told))
             case Event("more", number, epoch) if self._chief:

@@ -70,6 +70,8 @@ class ServerLink(threading.Thread):
         self._peers = peers
         self._rank = rank
         self._is_final = False
+        self._is_expelled = False
+        self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._connected: Ticket[None] = peers.ticket()
         self._sender = CommThread(peers, name=f"paceline-to-server-{server}")
@@ -87,11 +89,17 @@ class ServerLink(threading.Thread):
 
     def expect(self) -> None:
         """The next parameters are those after the gradient that is about to be sent."""
-        self.answer, self.parameters = self._peers.ticket(), self._peers.ticket()
+        with self._lock:
+            self.answer, self.parameters = self._peers.ticket(), self._peers.ticket()
+            if self._is_expelled:
+                self._expel()
 
     def ask_for_more(self, epoch: int) -> Ticket[Answer]:
         """One more batch; the chief alone has them."""
-        self.more = self._peers.ticket()
+        with self._lock:
+            self.more = self._peers.ticket()
+            if self._is_expelled:
+                self._expel()
         self.send([header(Up.MORE, epoch)])
         return self.more
 
@@ -110,6 +118,11 @@ class ServerLink(threading.Thread):
             if not self._is_final:
                 self._peers.suspect(self._rank, f"the connection to it broke ({error})")
 
+    def _expel(self) -> None:
+        expelled = Expelled("the servers went on without this worker, which gave no sign of life")
+        for ticket in (self.answer, self.parameters, self.more):
+            ticket.fail(expelled)
+
     def _receive(self, channel: Channel) -> bool:
         told = torch.empty(HEADER_SIZE, dtype=torch.float64)
         channel.receive([told])
@@ -119,10 +132,9 @@ class ServerLink(threading.Thread):
                 self.is_cancelled = True
                 return True
             case Down.EXPELLED:
-                self._is_final = True
-                expelled = Expelled("the servers went on without this worker, which gave no sign of life")
-                for ticket in (self.answer, self.parameters, self.more):
-                    ticket.fail(expelled)
+                with self._lock:
+                    self._is_final = self._is_expelled = True
+                    self._expel()
                 return False
         positions = torch.empty(count, dtype=torch.int64)
         channel.receive([positions])

@@ -122,6 +122,11 @@ class WorkerPace(Pace):
     def _note_silent(self, rank: Rank, silence_s: float) -> None:
         self._place.peers.silent(rank, f"no sign of life for {silence_s:.0f} s (stopped, or cut off)")
 
+    def _knock_again(self) -> None:
+        logger.warning("this worker was silent for so long that the servers went on without it: it comes back")
+        self._leave_links()
+        self._join()
+
     def _leave_links(self) -> None:
         for link in self._links:
             link.send([header(Up.BYE)])
@@ -134,12 +139,10 @@ class WorkerPace(Pace):
             self._join()
         while True:
             try:
-                answer: Answer = self._place.peers.wait(self._links[0].answer)
+                answer: Answer = self._links[0].answer.wait()
                 break
             except Expelled:
-                logger.warning("this worker was silent for so long that the servers went on without it: it comes back")
-                self._leave_links()
-                self._join()
+                self._knock_again()
         self._end_step()
         self._is_pushed = False
         self._version, self._lease = answer.version, answer.lease
@@ -153,13 +156,12 @@ class WorkerPace(Pace):
             self._clock.enter(Phase.WAIT)
         try:
             for server, link in enumerate(self._links):
-                self._place.peers.wait(link.parameters)
+                link.parameters.wait()
                 for bucket, part in enumerate(self._shards.messages(link.vector, server)):
                     self._shards.message(self._incoming, server, bucket).copy_(part)
         except Expelled:
             # The batch that was read for these parameters belongs to somebody else by now.
-            self._leave_links()
-            self._join()
+            self._knock_again()
             self._receive()
             self._is_void = True
             self._pull()
@@ -168,6 +170,17 @@ class WorkerPace(Pace):
         self._buffers.scatter(self._links[0].buffers)
         self._buffers_before = self._links[0].buffers.clone()
         self._is_stale = False
+
+    def _accumulate(self) -> None:
+        """Ask for one more batch of the gradient that is being accumulated."""
+        self._clock.enter(Phase.WAIT)
+        try:
+            self._lease = self._links[0].ask_for_more(self._epoch).wait().lease
+        except Expelled:
+            self._knock_again()
+            self._receive()
+            self._is_void = True  # what has been accumulated belongs to somebody else by now
+        self._clock.enter(Phase.OTHER)
 
     # ---- hooks: what happens during a step, in order -----------------------------------------------------------------
 
@@ -181,9 +194,7 @@ class WorkerPace(Pace):
         if self._is_pushed:
             self._receive()
         if self._lease is None:  # no gradient was sent since the last batch: it is being accumulated
-            self._clock.enter(Phase.WAIT)
-            self._lease = self._place.peers.wait(self._links[0].ask_for_more(self._epoch)).lease
-            self._clock.enter(Phase.OTHER)
+            self._accumulate()
         lease = self._lease
         if lease is None or lease.epoch > self._epoch:
             return None
