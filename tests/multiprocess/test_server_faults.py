@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from served import NUM_SAMPLES, Job, Training
 
 from paceline.act import guest, keeper, messages, server, upstream
-from paceline.policy.barrier import BSP
 from paceline.record import read
 
 pytestmark = pytest.mark.timeout(60)

@@ -1,4 +1,4 @@
-"""Parameter servers without faults: what they train, in every mode, is what it should be, and every sample is counted."""
+"""Parameter servers without faults: in every mode they train what they should, and every sample is counted."""
 
 from __future__ import annotations
 

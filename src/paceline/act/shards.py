@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -62,32 +63,45 @@ class Shards:
         self.shapes = [p.shape for p in params]
         self._counts = [p.numel() for p in params]
         itemsize = self.dtype.itemsize
-        self.buckets: list[tuple[int, ...]] = []
+        self.buckets: list[tuple[int, ...]] = []  # the parameters that each needs
         self._offsets = [0] * len(params)
         self.spans: list[list[tuple[int, int]]] = [[] for _ in range(num_servers)]  # by server and bucket
         loads = [0] * num_servers
         place = 0
-        for bucket in _bucketed(self._counts, max(1, bucket_bytes // itemsize)):
+        limit = max(1, bucket_bytes // itemsize)
+        for bucket in _bucketed(self._counts, limit):
             total = sum(self._counts[i] for i in bucket)
             if splits and total >= _SMALLEST_SPLIT * num_servers:
                 ordered: Sequence[int] = bucket
-                cuts = [place + total * server // num_servers for server in range(num_servers + 1)]
+                # A bucket with a large tensor in it is cut: what is sent in pieces can be passed on in pieces.
+                parts = max(1, round(total / limit))
+                edges = [place + total * part // parts for part in range(parts + 1)]
+                cuts = [
+                    [low + (high - low) * server // num_servers for server in range(num_servers + 1)]
+                    for low, high in pairwise(edges)
+                ]
             else:
                 owned = _dealt(bucket, self._counts, loads)
                 ordered = [i for mine in owned for i in mine]
-                cuts = [place]
-                for mine in owned:
-                    cuts.append(cuts[-1] + sum(self._counts[i] for i in mine))
-            for server in range(num_servers):
-                self.spans[server].append((cuts[server], cuts[server + 1]))
-                loads[server] += cuts[server + 1] - cuts[server]
+                counts = [sum(self._counts[i] for i in mine) for mine in owned]
+                cuts = [list(accumulate(counts, initial=place))]
             for i in ordered:
                 self._offsets[i] = place
                 place += self._counts[i]
-            self.buckets.append(tuple(ordered))
+            for cut in cuts:
+                for server in range(num_servers):
+                    self.spans[server].append((cut[server], cut[server + 1]))
+                    loads[server] += cut[server + 1] - cut[server]
+                self.buckets.append(tuple(i for i in ordered if self._overlaps(i, cut[0], cut[-1])))
         self.num_elements = place
         self.sizes = tuple(loads)
-        self.bucket_of = {i: b for b, bucket in enumerate(self.buckets) for i in bucket}
+        self.buckets_of: dict[int, list[int]] = {i: [] for i in range(len(params))}
+        for b, bucket in enumerate(self.buckets):
+            for i in bucket:
+                self.buckets_of[i].append(b)
+
+    def _overlaps(self, param: int, start: int, stop: int) -> bool:
+        return self._offsets[param] < stop and start < self._offsets[param] + self._counts[param]
 
     @property
     def num_buckets(self) -> int:

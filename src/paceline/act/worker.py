@@ -248,7 +248,8 @@ class WorkerPace(Pace):
         if self._missing:
             assert param.grad is not None
             self._shards.view(self._outgoing, index).copy_(param.grad)
-            self._missing[self._shards.bucket_of[index]].discard(index)
+            for bucket in self._shards.buckets_of[index]:
+                self._missing[bucket].discard(index)
             self._send_buckets()
 
     def _send_buckets(self) -> None:
