@@ -93,7 +93,7 @@ def test_half_the_bytes_on_the_wire_keep_whole_precision_in_the_state(tmp_path: 
 
 
 def test_a_schedule_steps_by_samples(tmp_path: Path) -> None:
-    def halving(rank: int, job: Training) -> Any:
+    def halving(rank: int, _job: Training) -> Any:
         net = build_model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)

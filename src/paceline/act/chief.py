@@ -18,6 +18,7 @@ from typing import Any, Literal
 from paceline.decide.estimate import LrRule, lr_scale
 from paceline.decide.ledger import Lease, Ledger
 from paceline.decide.plan import Adopted, Observation, Plan, Rejected
+from paceline.policy.barrier import BSP
 from paceline.policy.base import (
     Action,
     Apply,
@@ -40,7 +41,8 @@ Command = list[Any]
 
 apply: link and weight of every gradient in the update (perhaps none: none was finite), factor on the learning rate,
 samples, whether norms are wanted.
-release: send the present parameters. cancel: tell the worker to give up. gone: forget the link.
+release: send the present parameters. cancel: tell the worker to give up. gone: forget the link. tree: who, from the
+next release on, sends through whom. again: send the present parameters once more. cut: tell a parent of a lost child.
 switch: number of the plan. snapshot: keep the present version. final: everybody gets the last parameters.
 """
 
@@ -60,6 +62,8 @@ class Guest:
     is_finite: bool = True
     is_doomed: bool = False  # what it computes will be thrown away
     is_owed: bool = False  # and when it comes, the worker is released at once
+    is_cut: bool = False  # its parent is gone, and its gradient with it
+    parent: int | None = None  # in the tree, this turn
     lease: Lease | None = None  # goes out with its next release
 
 
@@ -109,6 +113,8 @@ class Chief:
         self.noise: float | None = None
         self.adopted: Plan | None = None
         self.norm_samples: dict[int, dict[int, int]] = {}  # by version whose norms are wanted: samples by link
+        self.tree: dict[int, int] = {}  # parent by child, links, for what is released next
+        self.wanted_tree: dict[Rank, Rank] = {}  # parent by child, from the next update on
         self.snapshots: dict[int, dict[str, Any]] = {}  # by version to be saved: what was so when it was made
         self._num_workers = num_workers
         self._num_servers = num_servers
@@ -126,6 +132,7 @@ class Chief:
         self._dropped: dict[Rank, int] = {}  # since the last update
         self._staleness: dict[Rank, int] = {}
         self._now_s = 0.0
+        self._num_epochs = 0  # of the longest loop
 
     @property
     def reference_samples(self) -> int:
@@ -198,9 +205,10 @@ class Chief:
         self._leave(guest)
         self._end_if_alone()
 
-    def done(self, link: int, now_s: float) -> None:
-        """This worker has left its loop and waits for the final parameters."""
+    def done(self, link: int, num_epochs: int, now_s: float) -> None:
+        """This worker has left its loop, after so many epochs, and waits for the final parameters."""
         self._now_s = now_s
+        self._num_epochs = max(self._num_epochs, num_epochs)
         guest = self.guests[link]
         if guest.doing == "gone":
             return
@@ -260,9 +268,10 @@ class Chief:
         """Make the next version, of those gradients that are finite."""
         factors = dict(zip(action.ranks, action.weights or (1.0,) * len(action.ranks), strict=True))
         guests = [self._present[rank] for rank in action.ranks]
-        for guest in [guest for guest in guests if not guest.is_finite]:
+        useless = [guest for guest in guests if guest.is_cut or not guest.is_finite]
+        for guest in useless:
             self._drop(guest, self.version - guest.base)
-        guests = [guest for guest in guests if guest.is_finite]
+        guests = [guest for guest in guests if guest not in useless]
         samples = {guest.rank: self._settle(guest, trained=True) for guest in guests}
         total = sum(samples.values())
         self.version += 1
@@ -271,7 +280,9 @@ class Chief:
         scale = lr_scale(self._lr_rule, nominal, self.reference_samples, self.noise) if total else 1.0
         staleness = {guest.rank: self.version - 1 - guest.base for guest in guests}
         shares = [[guest.link, factors[guest.rank] * samples[guest.rank] / total] for guest in guests]
-        wants_norms = len(guests) > 1 and len(set(staleness.values())) == 1 and self.version % NORMS_EVERY == 0
+        wants_norms = (
+            len(guests) > 1 and len(set(staleness.values())) == 1 and self.version % NORMS_EVERY == 0 and not self.tree
+        )
         if wants_norms:
             self.norm_samples[self.version] = {guest.link: samples[guest.rank] for guest in guests}
         self._commands.append(["apply", shares, scale, total, wants_norms])
@@ -282,6 +293,7 @@ class Chief:
             Update(self.version, samples, self._dropped, {**staleness, **self._staleness}, scale, round(self._now_s, 4))
         )
         self._dropped, self._staleness = {}, {}
+        self._replant()
         if self._snapshot_every and self.version % self._snapshot_every == 0:
             self.snapshots[self.version] = {
                 "version": self.version,
@@ -296,7 +308,8 @@ class Chief:
         if guest.is_doomed:
             guest.is_owed = True
             return
-        guest.doing, guest.is_finite = "computing", True
+        guest.doing, guest.is_finite, guest.is_cut = "computing", True, False
+        guest.parent = self.tree.get(guest.link)
         if rank in self.ledger.leases:  # batches of a gradient that was never sent
             self._settle(guest, trained=False)
         self.ledger, guest.lease = self.ledger.take(rank, self._sizes[rank])
@@ -329,7 +342,29 @@ class Chief:
         self.ledger = self.ledger.settle(guest.rank, trained)
         return len(lease) if lease else 0
 
+    def _replant(self) -> None:
+        """Between two updates: the wanted tree comes to be, unless a change of mode is near or somebody is missing."""
+        links = {rank: guest.link for rank, guest in self._present.items()}
+        named = {*self.wanted_tree, *self.wanted_tree.values()}
+        is_fit = isinstance(self.policy, BSP) and self._pending is None and named <= links.keys()
+        tree = {links[child]: links[parent] for child, parent in self.wanted_tree.items()} if is_fit else {}
+        if tree != self.tree:
+            self.tree = tree
+            self._commands.append(["tree", self.version, [[child, parent] for child, parent in tree.items()]])
+
+    def _uproot(self, gone: Guest) -> None:
+        """A worker is gone: no parent waits for it, and what its children have sent through it is lost."""
+        self.wanted_tree = {}
+        for guest in self._present.values():
+            if guest.parent == gone.link and guest.doing in ("computing", "held"):
+                guest.is_cut = True
+                if guest.doing == "computing":
+                    self._commands.append(["again", guest.link])
+        if gone.parent is not None and gone.doing in ("computing", "held"):
+            self._commands.append(["cut", gone.parent, gone.link])
+
     def _leave(self, guest: Guest) -> None:
+        self._uproot(guest)
         guest.doing = "gone"
         self._commands.append(["gone", guest.link])
         self._withdraw(guest)
@@ -357,7 +392,8 @@ class Chief:
     # ---- the fence -----------------------------------------------------------------------------------------------
 
     def _check_border(self) -> None:
-        if self._pending is not None and self.version >= self._pending.effective_step - 1:
+        in_tree = any(guest.parent is not None and guest.doing == "computing" for guest in self._present.values())
+        if self._pending is not None and self.version >= self._pending.effective_step - 1 and not in_tree:
             plan, self._pending = self._pending, None
             self._switch(plan)
 
@@ -368,6 +404,7 @@ class Chief:
         self.policy = plan.policy
         self._state = self.policy.init(frozenset(self._present))
         self._sizes = plan.batch_sizes or self._sizes
+        self._replant()
         self._commands.append(["switch", plan.epoch])
         self.adopted = plan
         bound = self.policy.staleness_bound
@@ -387,13 +424,7 @@ class Chief:
                 self._feed(Arrive(rank))
 
     def sample_counts(self) -> dict[str, int]:
-        """Samples trained and dropped over all epochs; what is leased or was left free in an epoch begun is dropped."""
-        ledger = self.ledger
-        leased = sum(len(lease) for lease in ledger.leases.values())
-        begun = ledger.trained + ledger.dropped > 0
-        dropped = ledger.total_dropped + ledger.dropped + leased + (ledger.num_free if begun else 0)
-        return {
-            "trained": ledger.total_trained + ledger.trained,
-            "dropped": dropped,
-            "epochs": ledger.epoch + begun,
-        }
+        """Samples of all epochs that the loops went through: trained, and all others, which count as dropped."""
+        trained = self.ledger.total_trained + self.ledger.trained
+        epochs = self._num_epochs
+        return {"trained": trained, "dropped": epochs * self.ledger.num_samples - trained, "epochs": epochs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,9 @@ class GuestLink(threading.Thread):
         self.gradient = torch.empty(shards.sizes[server], dtype=wire_dtype)
         self.buffers = torch.empty(num_buffers if server == 0 else 0, dtype=torch.float64)
         self.scale = 1.0
-        self._messages = [*shards.messages(self.gradient, server), self.buffers]
+        self.via: int | None = None  # the parent's link, whose gradient this one's is a part of
+        self._messages = shards.messages(self.gradient, server)
+        self.pushed_s = (0.0, 0.0)  # when its last gradient began and ended to arrive
         self._store = store
         self._prefix = f"link/{number}/{server}"
         self._inbox = inbox
@@ -102,12 +105,18 @@ class GuestLink(threading.Thread):
         channel.receive([told])
         match Up(int(told[0])):
             case Up.PUSH:
-                self.scale = float(told[2])
-                total = torch.zeros(())
+                self.scale, self.via = float(told[2]), None
+                began_s, total = time.monotonic(), torch.zeros(())
                 for message in self._messages:
                     channel.receive([message])
                     total = total + message.sum(dtype=torch.float64)  # not finite if anything in it is not
+                self.pushed_s = began_s, time.monotonic()
+                channel.receive([self.buffers])
                 self._inbox.put(Event("pushed", self.number, bool(torch.isfinite(total))))
+            case Up.PUSH_VIA:
+                self.scale, self.via = 1.0, int(told[1])
+                channel.receive([self.buffers])
+                self._inbox.put(Event("pushed", self.number, True))
             case Up.ABANDON:
                 self._inbox.put(Event("pushed", self.number, True))
             case Up.TIMING:
@@ -115,6 +124,6 @@ class GuestLink(threading.Thread):
             case Up.MORE:
                 self._inbox.put(Event("more", self.number, int(told[1])))
             case Up.BYE:
-                self._inbox.put(Event("bye", self.number))
+                self._inbox.put(Event("bye", self.number, int(told[1])))
                 return False
         return True

@@ -11,7 +11,7 @@ TIMING, MORE, BYE             ──▶  to the chief alone, but for BYE: a step
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
@@ -31,6 +31,7 @@ class Up(IntEnum):
     ABANDON = 2
     TIMING = 3
     MORE = 4
+    PUSH_VIA = 5
 
 
 class Down(IntEnum):
@@ -41,6 +42,8 @@ class Down(IntEnum):
     CANCEL = 2
     EXPELLED = 3
     FINAL = 4
+    AGAIN = 5
+    CUT = 6
 
 
 _TIMED = tuple(field.name for field in fields(StepTiming) if field.name != "rank")
@@ -69,11 +72,24 @@ def timing_of(rank: int, told: Tensor) -> StepTiming:
     return StepTiming(rank, **values)
 
 
-def lease_tensors(kind: Down, version: int, epoch: int, lease: Lease | None) -> list[Tensor]:
-    """A header with the epoch that has samples left, and a lease's positions after it, where there is one."""
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A worker's place in the transmission tree, by numbers of links: nobody above or below where there is no tree."""
+
+    tree: int = 0
+    parent: int = -1
+    children: tuple[int, ...] = ()
+
+
+def answer_tensors(
+    kind: Down, version: int, epoch: int = 0, lease: Lease | None = None, spot: Spot | None = None
+) -> list[Tensor]:
+    """A header with the epoch that has samples left, and what belongs to it: a lease's positions, and children."""
+    spot = spot or Spot()
     positions = lease.positions if lease else ()
-    told = header(kind, version, epoch, lease.epoch if lease else -1, len(positions))
-    return [told, torch.tensor(positions, dtype=torch.int64)]
+    lease_epoch = lease.epoch if lease else -1
+    told = header(kind, version, epoch, lease_epoch, len(positions), spot.tree, spot.parent, len(spot.children))
+    return [told, torch.tensor((*positions, *spot.children), dtype=torch.int64)]
 
 
 class Buffers:

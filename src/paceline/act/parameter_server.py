@@ -29,6 +29,7 @@ from paceline.act.worker import WorkerPace
 from paceline.decide.estimate import LrRule
 from paceline.decide.ledger import Lease, Ledger
 from paceline.decide.plan import Adopted, Plan
+from paceline.decide.tree import Gardener
 from paceline.errors import ConfigError
 from paceline.policy import catalog
 from paceline.policy.barrier import BSP
@@ -57,6 +58,7 @@ def parameter_server(
     run_dir: str | Path | None = None,
     snapshot_dir: str | Path | None = None,
     snapshot_every: int = 100,
+    tree: bool | None = None,
     peer_timeout_s: float = 6.0,
 ) -> Pace:
     """Train with parameter servers; call it on every rank, in place of wrapping the model in DDP.
@@ -87,6 +89,8 @@ def parameter_server(
         run_dir: Where the first server puts log and report; `paceline_runs/<time>` by default.
         snapshot_dir: A directory that all servers share. If it holds a snapshot, training goes on from the newest.
         snapshot_every: Updates between two snapshots, >= 1: what a lost server costs at most.
+        tree: Whether, under BSP, workers sum for each other where a server's port is the bottleneck; results then
+            differ by float rounding from one run to the next. By default with "auto" only.
         peer_timeout_s: Silence after which a worker has left and a server has failed, seconds, > 0. With all workers
             gone servers wait five times as long for one to come back.
 
@@ -136,7 +140,7 @@ def parameter_server(
         lr_rule = "linear" if isinstance(optimizer, torch.optim.SGD) else "sqrt"
     return ServerPace(
         place, module, optimizer, policy, shards, dtype or shards.dtype, lr_rule, max_staleness, scheduler,
-        scheduler_samples, run_dir, snapshot_dir, snapshot_every, hosts,
+        scheduler_samples, run_dir, snapshot_dir, snapshot_every, policy is None if tree is None else tree, hosts,
     )  # fmt: skip
 
 
@@ -158,6 +162,7 @@ class ServerPace(Pace):
         run_dir: str | Path | None,
         snapshot_dir: str | Path | None,
         snapshot_every: int,
+        tree: bool,
         hosts: tuple[str, ...],
     ) -> None:
         super().__init__()
@@ -173,6 +178,8 @@ class ServerPace(Pace):
         self._scheduler_samples = scheduler_samples
         self._snapshots = Snapshots(snapshot_dir) if snapshot_dir is not None else None
         self._snapshot_every = snapshot_every if snapshot_dir is not None else None
+        num_bytes = shards.num_elements * wire_dtype.itemsize
+        self._gardener = Gardener(num_bytes, place.num_servers) if tree else None
         self._hosts = hosts
         self._server: Server | None = None
         self._has_served = False
@@ -223,7 +230,7 @@ class ServerPace(Pace):
             )  # fmt: skip
         server = Server(
             place, self._shards, keeper, Buffers(list(self._module.buffers())), self._wire_dtype, chief, adviser,
-            self._snapshots, 5 * place.silence_s,
+            self._snapshots, 5 * place.silence_s, self._gardener,
         )  # fmt: skip
         plans.append(server.plan)
         if version is not None:

@@ -12,12 +12,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.act.adviser import Adviser
 from paceline.act.channel import Channel, header
@@ -26,12 +27,14 @@ from paceline.act.comm import CommThread
 from paceline.act.groups import own_connection
 from paceline.act.guest import Event, GuestLink
 from paceline.act.keeper import Keeper
-from paceline.act.messages import Buffers, Down, lease_tensors, timing_of
+from paceline.act.messages import Buffers, Down, Spot, answer_tensors, timing_of
 from paceline.act.peers import Peers, Ticket
 from paceline.act.pulse import Pulse, tell_failure
 from paceline.act.shards import Shards
 from paceline.act.snapshot import Snapshots
+from paceline.decide.tree import Gardener, Growth, Round
 from paceline.errors import PacelineError, PeerError
+from paceline.policy.barrier import BSP
 from paceline.types import NormSample, Rank
 
 logger = logging.getLogger("paceline")
@@ -78,6 +81,7 @@ class Server:
         adviser: Likewise.
         snapshots: Where to save versions; None for nowhere.
         patience_s: How long all workers may be missing, seconds.
+        gardener: Of the transmission tree; None for none.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Server:
         adviser: Adviser | None,
         snapshots: Snapshots | None,
         patience_s: float,
+        gardener: Gardener | None,
     ) -> None:
         self._place = place
         self._shards = shards
@@ -106,6 +111,10 @@ class Server:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._links: dict[int, GuestLink] = {}
         self._norms: dict[int, list[dict[str, Any]]] = {}
+        self._tree: tuple[int, dict[int, int]] = (0, {})
+        self._gardener = gardener
+        self._growth = Growth()
+        self._last_update_s = time.monotonic()
         self._unsaved: dict[int, tuple[int, dict[str, Any]]] = {}
         self._unacknowledged = 0
         self._is_over = False
@@ -164,11 +173,11 @@ class Server:
                 self._adviser.observe(timing_of(self._links[number].rank, told))
             case Event("more", number, epoch) if self._chief:
                 lease = self._chief.more(number, epoch)
-                self._links[number].send(lease_tensors(Down.LEASE, self._version, self._chief.ledger.epoch, lease))
-            case Event("bye", number):
+                self._links[number].send(answer_tensors(Down.LEASE, self._version, self._chief.ledger.epoch, lease))
+            case Event("bye", number, num_epochs):
                 self._pulse.unwatch(f"link{number}")
                 if self._chief:
-                    self._report(["bye", number])
+                    self._chief.done(number, num_epochs, self._now_s())
             case ("plan", plan) if self._chief:
                 # A mode is in force when all servers say so; until then there is no other.
                 self._chief.plan(plan, self._now_s()) if not self._unacknowledged else self._refuse(plan)
@@ -199,8 +208,6 @@ class Server:
                 if guest is not None and chief.present.get(guest.rank) is guest:
                     self._tell(f"worker {guest.rank} has left: {reason}; its samples go to the others")
                 chief.lost(number, now_s)
-            case ["bye", number]:
-                chief.done(number, now_s)
             case ["norms", version, norms, mean_sq]:
                 self._gather_norms(version, dict(norms), mean_sq)
             case ["switched", _]:
@@ -233,6 +240,12 @@ class Server:
                     self._release(self._links[number], Down.PARAMETERS)
                 case ["cancel", number] if self._chief:
                     self._links[number].send([header(Down.CANCEL)])
+                case ["tree", number, tree]:
+                    self._tree = number, dict(tree)
+                case ["again", number]:
+                    self._send_parameters(self._links[number], answer_tensors(Down.AGAIN, self._version))
+                case ["cut", parent, child] if self._chief and parent in self._links:
+                    self._links[parent].send([header(Down.CUT, child)])
                 case ["gone", number]:
                     self._pulse.unwatch(f"link{number}")
                     if number in self._links:
@@ -247,25 +260,70 @@ class Server:
 
     def _apply(self, shares: list[list[Any]], lr_scale: float, num_samples: int, wants_norms: bool) -> None:
         links = [self._links[number] for number, _ in shares]
-        weighed = [(link.gradient, weight / link.scale) for link, (_, weight) in zip(links, shares, strict=True)]
+        weights = dict(shares)
+        for link in links:
+            if link.via is not None:  # it is a part of its parent's
+                weights[link.via] += weights[link.number]
+        sources = [link for link in links if link.via is None]
+        weighed = [(link.gradient, weights[link.number] / link.scale) for link in sources]
         if self._chief is not None:
             for link, (_, weight) in zip(links, shares, strict=True):
                 self._buffer_values = self._buffer_values.add(link.buffers, alpha=weight)
         self._keeper.apply(weighed, lr_scale, num_samples)
         self._version += 1
+        if self._gardener is not None and self._chief is not None:
+            self._tend(self._chief, links, sources)
         if wants_norms:
             own, mean_sq = self._keeper.norms(weighed, [link.scale for link in links])
             by_link = [[number, sq] for (number, _), sq in zip(shares, own, strict=True)]
             self._to_chief(["norms", self._version, by_link, mean_sq])
 
     def _release(self, link: GuestLink, kind: Down) -> None:
+        """Send parameters; to a worker with a parent only word of them, since they come through that."""
+        number, tree = self._tree if kind == Down.PARAMETERS else (0, {})
+        children = tuple(child for child, parent in tree.items() if parent == link.number)
+        spot = Spot(number if tree else 0, tree.get(link.number, -1), children)
         if self._chief is not None:
             guest = self._chief.guests[link.number]
             lease, guest.lease = guest.lease, None
-            told = lease_tensors(kind, self._version, self._chief.ledger.epoch, lease)
-            link.send([*told, self._buffer_values, self._keeper.parameters()])
+            told = answer_tensors(kind, self._version, self._chief.ledger.epoch, lease, spot)
+            told.append(self._buffer_values)
         else:
-            link.send([header(kind, self._version), self._keeper.parameters()])
+            told = answer_tensors(kind, self._version, spot=spot)
+        if spot.parent < 0:
+            self._send_parameters(link, told)
+        else:
+            link.send(told)
+
+    def _send_parameters(self, link: GuestLink, told: list[Tensor]) -> None:
+        link.send([*told, *self._shards.messages(self._keeper.parameters(), self._place.server)])
+
+    def _tend(self, chief: Chief, links: list[GuestLink], sources: list[GuestLink]) -> None:
+        """Let the gardener know of the round, and the chief of the tree it wants."""
+        assert self._gardener is not None
+        now_s = time.monotonic()
+        interval_s, self._last_update_s = now_s - self._last_update_s, now_s
+        ranks = sorted(chief.present)
+        if not isinstance(chief.policy, BSP) or len(links) != len(ranks) or not sources:
+            self._growth = replace(self._growth, tree={}, rounds=())
+            chief.wanted_tree = {}
+            return
+        if bool(self._growth.tree) != (len(sources) < len(links)):
+            return  # a tree comes and goes with the round after the one in which that was decided
+        busy_s = _covered_s(link.pushed_s for link in sources)
+        num_bytes = len(sources) * sources[0].gradient.nbytes
+        before = self._growth
+        self._growth = growth = self._gardener.step(before, Round(interval_s, max(busy_s, 1e-6), num_bytes), ranks)
+        chief.wanted_tree = dict(growth.tree)
+        if growth.tree and not before.tree:
+            through = ", ".join(f"{child} through {parent}" for child, parent in sorted(growth.tree.items()))
+            self._tell(
+                f"the servers' ports are the bottleneck: workers send {through}; predicted {growth.promised:.2f}x"
+            )
+        elif before.tree and not growth.tree:
+            self._tell(f"workers send straight to the servers again: the tree measured {growth.measured or 0:.2f}x")
+        elif growth.tree and before.measured is None and growth.measured is not None:
+            self._tell(f"the tree measured {growth.measured:.2f}x")
 
     def _gather_norms(self, version: int, norms: dict[int, float], mean_sq: float) -> None:
         """Add up over all servers, and let the adviser know when the last has told its part."""
@@ -439,3 +497,12 @@ class _Boss:
 
 def _silent(seconds: float) -> str:
     return f"no sign of life for {seconds:.0f} s (stopped, or cut off)"
+
+
+def _covered_s(stretches: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of these stretches of time lasted."""
+    total_s, until_s = 0.0, float("-inf")
+    for began_s, ended_s in sorted(stretches):
+        total_s += max(0.0, ended_s - max(began_s, until_s))
+        until_s = max(until_s, ended_s)
+    return total_s

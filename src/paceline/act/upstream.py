@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,8 +14,9 @@ from torch import Tensor
 from paceline.act.channel import HEADER_SIZE, Channel, header
 from paceline.act.comm import CommThread
 from paceline.act.groups import own_connection
-from paceline.act.messages import Down, Up
+from paceline.act.messages import Down, Spot, Up
 from paceline.act.peers import Peers, Ticket
+from paceline.act.shards import Shards
 from paceline.decide.ledger import Lease
 from paceline.errors import PacelineError
 from paceline.types import Rank
@@ -31,6 +33,20 @@ class Answer:
     version: int
     epoch: int
     lease: Lease | None
+    spot: Spot
+
+
+class Passer(Protocol):
+    """Who passes on to children what comes from servers."""
+
+    def take_place(self, spot: Spot) -> None:
+        """From now on the worker has this place in the tree."""
+
+    def pass_on(self, server: int, bucket: int, version: int, message: Tensor) -> None:
+        """A piece of parameters has come."""
+
+    def cut(self, child: int) -> None:
+        """A child is gone."""
 
 
 class ServerLink(threading.Thread):
@@ -40,11 +56,12 @@ class ServerLink(threading.Thread):
         store: The job's, prefixed for this run.
         number: Of this worker's links, unique for ever.
         server: Whose other end it is.
-        size: Elements that the server keeps.
+        shards: How the model is cut.
         num_buffers: Numbers in the model's buffers; they come from server 0 alone.
         wire_dtype: What parameters come in.
         peers: Where the server's failure is noted.
         rank: The server's.
+        passer: Passes parameters on.
     """
 
     def __init__(
@@ -52,14 +69,15 @@ class ServerLink(threading.Thread):
         store: dist.Store,
         number: int,
         server: int,
-        size: int,
+        shards: Shards,
         num_buffers: int,
         wire_dtype: torch.dtype,
         peers: Peers,
         rank: Rank,
+        passer: Passer,
     ) -> None:
         super().__init__(name=f"paceline-server-{server}", daemon=True)
-        self.vector = torch.empty(size, dtype=wire_dtype)
+        self.messages = shards.messages(torch.empty(shards.sizes[server], dtype=wire_dtype), server)
         self.buffers = torch.empty(num_buffers if server == 0 else 0, dtype=torch.float64)
         self.is_cancelled = False  # what is being computed will be thrown away
         self.answer: Ticket[Answer] = peers.ticket()
@@ -69,6 +87,9 @@ class ServerLink(threading.Thread):
         self._prefix = f"link/{number}/{server}"
         self._peers = peers
         self._rank = rank
+        self._server = server
+        self._passer = passer
+        self._version = self._complete = -1  # of the last answer, and of the parameters that are all here
         self._is_final = False
         self._is_expelled = False
         self._lock = threading.Lock()
@@ -91,6 +112,7 @@ class ServerLink(threading.Thread):
         """The next parameters are those after the gradient that is about to be sent."""
         with self._lock:
             self.answer, self.parameters = self._peers.ticket(), self._peers.ticket()
+            self._version = -1
             if self._is_expelled:
                 self._expel()
 
@@ -126,25 +148,48 @@ class ServerLink(threading.Thread):
     def _receive(self, channel: Channel) -> bool:
         told = torch.empty(HEADER_SIZE, dtype=torch.float64)
         channel.receive([told])
-        kind, version, epoch, lease_epoch, count = (int(value) for value in told[:5])
+        kind, version, epoch, lease_epoch, count, tree, parent, num_children = (int(value) for value in told[:8])
         match Down(kind):
             case Down.CANCEL:
                 self.is_cancelled = True
+                return True
+            case Down.CUT:
+                self._passer.cut(version)
                 return True
             case Down.EXPELLED:
                 with self._lock:
                     self._is_final = self._is_expelled = True
                     self._expel()
                 return False
-        positions = torch.empty(count, dtype=torch.int64)
-        channel.receive([positions])
-        answer = Answer(version, epoch, Lease(lease_epoch, tuple(positions.tolist())) if count else None)
+        numbers = torch.empty(count + num_children, dtype=torch.int64)
+        channel.receive([numbers])
+        positions, children = tuple(numbers[:count].tolist()), tuple(numbers[count:].tolist())
+        spot = Spot(tree, parent, children)
+        answer = Answer(version, epoch, Lease(lease_epoch, positions) if count else None, spot)
         if kind == Down.LEASE:
             self.more.resolve(answer)
             return True
-        self.is_cancelled = False
-        self.answer.resolve(answer)
-        channel.receive([self.buffers, self.vector])
-        self._is_final = kind == Down.FINAL
-        self.parameters.resolve(None)
+        if kind != Down.AGAIN:
+            self.is_cancelled = False
+            self._passer.take_place(spot)
+            channel.receive([self.buffers])
+            with self._lock:
+                self._version = version
+                self.answer.resolve(answer)
+                if self._complete == version:  # the parent was faster
+                    self.parameters.resolve(None)
+        if parent < 0:
+            for bucket, message in enumerate(self.messages):
+                channel.receive([message])
+                if children:
+                    self._passer.pass_on(self._server, bucket, version, message)
+            self._is_final = kind == Down.FINAL
+            self.have_parameters(version)
         return not self._is_final
+
+    def have_parameters(self, version: int) -> None:
+        """All of this version's parameters are here, from the server or from the parent."""
+        with self._lock:
+            self._complete = version
+            if version == self._version:  # else the answer is still to come, or this worker has pushed since
+                self.parameters.resolve(None)

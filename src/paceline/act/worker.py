@@ -22,6 +22,7 @@ from paceline.act.attach import Pace
 from paceline.act.channel import header
 from paceline.act.messages import Buffers, Up, timing_header
 from paceline.act.pulse import Pulse
+from paceline.act.relay import Relay
 from paceline.act.server import Place
 from paceline.act.shards import Shards
 from paceline.act.upstream import Answer, Expelled, ServerLink
@@ -106,10 +107,11 @@ class WorkerPace(Pace):
             self._pulse.close()
         self._pulse = Pulse(store, f"link{number}", place.peers, place.silence_s)
         store.set(f"join/{number}", json.dumps({"rank": place.rank}))
-        self._links = [
+        self._relay = Relay(store, number, self._shards, self._wire_dtype, place.peers)
+        self._links = self._relay.links = [
             ServerLink(
-                store, number, server, self._shards.sizes[server], self._buffers.size, self._wire_dtype, place.peers,
-                place.num_workers + server,
+                store, number, server, self._shards, self._buffers.size, self._wire_dtype, place.peers,
+                place.num_workers + server, self._relay,
             )
             for server in range(place.num_servers)
         ]  # fmt: skip
@@ -128,8 +130,9 @@ class WorkerPace(Pace):
         self._join()
 
     def _leave_links(self) -> None:
+        self._relay.close()
         for link in self._links:
-            link.send([header(Up.BYE)])
+            link.send([header(Up.BYE, self._epoch + 1)])
             link.close()
 
     def _receive(self) -> None:
@@ -157,7 +160,7 @@ class WorkerPace(Pace):
         try:
             for server, link in enumerate(self._links):
                 link.parameters.wait()
-                for bucket, part in enumerate(self._shards.messages(link.vector, server)):
+                for bucket, part in enumerate(link.messages):
                     self._shards.message(self._incoming, server, bucket).copy_(part)
         except Expelled:
             # The batch that was read for these parameters belongs to somebody else by now.
@@ -235,10 +238,8 @@ class WorkerPace(Pace):
         self._missing = [set(bucket) for bucket in self._shards.buckets]
         self._next_bucket = 0
         cancelled = any(link.is_cancelled for link in self._links)
-        for link in self._links:
-            link.expect()
-            scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
-            link.send([header(Up.ABANDON if cancelled else Up.PUSH, self._version, scale)])
+        scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
+        self._relay.begin(self._version, self._samples, scale, abandons=cancelled)
         self._is_pushed = self._is_stale = True
         if cancelled:
             self._missing = []
@@ -255,8 +256,7 @@ class WorkerPace(Pace):
     def _send_buckets(self) -> None:
         """Buckets leave in the order in which servers expect them."""
         while self._next_bucket < len(self._missing) and not self._missing[self._next_bucket]:
-            for server, link in enumerate(self._links):
-                link.send([self._shards.message(self._outgoing, server, self._next_bucket)])
+            self._relay.send(self._outgoing, self._next_bucket)
             self._next_bucket += 1
 
     def after_backward(self, error: BaseException | None) -> None:
@@ -275,8 +275,7 @@ class WorkerPace(Pace):
         for missing in self._missing:
             missing.clear()
         self._send_buckets()
-        if self._buffers.size:
-            self._links[0].send([self._buffers.gather() - self._buffers_before])
+        self._relay.end(self._buffers.gather() - self._buffers_before)
         self._missing = []
 
     def _before_optimizer(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
