@@ -4,10 +4,11 @@
     pace = paceline.attach(ddp, optimizer, mode="observe")   # or "suggest", "auto"
 
 Measures every rank's own time, names the slow one and the cause, and in "auto" changes the synchronisation mode when
-that brings the accuracy sooner. See `attach`.
+that brings the accuracy sooner. See `attach` (all-reduce, under DDP) and `parameter_server`.
 """
 
 from paceline.act.attach import Pace, attach
+from paceline.act.parameter_server import parameter_server
 from paceline.errors import (
     ConfigError,
     DivergenceError,
@@ -32,4 +33,5 @@ __all__ = [
     "TraceError",
     "attach",
     "expected_slow",
+    "parameter_server",
 ]

@@ -160,6 +160,7 @@ def test_the_package_takes_its_public_names_from_the_shell_and_nothing_else():
     assert taken == {
         "paceline.act.attach.Pace",
         "paceline.act.attach.attach",
+        "paceline.act.parameter_server.parameter_server",
         "paceline.measure.taps.expected_slow",
     }
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from served import NUM_SAMPLES, Job, Training
 
-from paceline.act import guest, keeper, messages, server, upstream
+from paceline.act import guest, keeper, server, upstream
 from paceline.record import read
 
 pytestmark = pytest.mark.timeout(60)
@@ -52,17 +53,15 @@ def strike(number: signal.Signals, moment: str, count: int = 6) -> Callable[[], 
             case "push":
                 before(guest.GuestLink, "_receive")
             case "pull" if int(os.environ["RANK"]) < SERVER - 1:
-                original = messages.Down
 
                 class Struck(upstream.Channel):
                     def receive(self, tensors: Any) -> None:
                         tensors = list(tensors)
-                        if len(tensors) == 2:  # buffers and parameters, after the answer
+                        if tensors[0].dtype is torch.float32:  # a piece of the parameters, after the answer
                             hit()
                         super().receive(tensors)
 
                 upstream.Channel = Struck  # type: ignore[misc]
-                assert original
             case "pull":
                 before(server.Server, "_release")
             case "apply":

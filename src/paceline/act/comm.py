@@ -47,6 +47,10 @@ class CommThread:
         """Let the thread end after the jobs queued so far; does not wait for it."""
         self._jobs.put(None)
 
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end, after `close`: one that is inside Gloo when the process ends may abort it."""
+        self._thread.join(timeout_s)
+
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, ticket = item

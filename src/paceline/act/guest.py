@@ -90,6 +90,11 @@ class GuestLink(threading.Thread):
         """Stop sending, when all has been sent."""
         self._sender.close()
 
+    def end(self, timeout_s: float) -> None:
+        """Wait for both threads, after `close` and the worker's farewell."""
+        self._sender.join(timeout_s)
+        self.join(timeout_s)
+
     def run(self) -> None:
         """Turn messages into events until the worker leaves or its connection breaks."""
         try:

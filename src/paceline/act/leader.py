@@ -15,7 +15,7 @@ from paceline.act.health import Health, Member
 from paceline.act.negotiation import Negotiator
 from paceline.decide.candidates import PARAMETER_SERVER
 from paceline.decide.controller import Controller
-from paceline.decide.estimate import LrRule
+from paceline.decide.estimate import LrRule, staleness_cost, staleness_limit
 from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected
 from paceline.decide.rehearse import Arch
 from paceline.decide.selector import Selector
@@ -31,22 +31,28 @@ _BREATH_S = 1e-4  # slept after each observation: a burst of them must not keep 
 
 
 def live_controller(
-    hosts: tuple[str, ...], lr_rule: LrRule, max_staleness: int, arch: Arch = "ring", batch_size: int = 1
+    hosts: tuple[str, ...],
+    lr_rule: LrRule,
+    max_staleness: int,
+    arch: Arch = "ring",
+    batch_size: int = 1,
+    momentum: float = 0.9,
 ) -> Controller:
     """What decides in a live run; the run log's header has all of it, so that a replay has the same one."""
     if arch == "ring":
         return Controller(hosts, batch_size, lr_rule=lr_rule, selector=Selector(max_staleness=max_staleness))
     # The chief server changes the mode by itself, at once: a wrong plan costs little, so waste alone is a reason.
-    selector = Selector(max_staleness=max_staleness, families=PARAMETER_SERVER)
     return Controller(
         hosts,
         batch_size,
         lr_rule=lr_rule,
-        selector=selector,
+        selector=Selector(max_staleness=max_staleness, families=PARAMETER_SERVER),
         arch="ps",
         fence_s=0.0,
         waste_ratio=_WASTE_RATIO,
-        staleness_cost=0.54,
+        staleness_cost=staleness_cost(momentum),
+        # Measured with SGD. Adam, whose steps shrink where gradients disagree, bears more; how much is not known.
+        staleness_limit=staleness_limit(momentum) if lr_rule == "linear" else math.inf,
     )
 
 

@@ -173,6 +173,8 @@ class ServerPace(Pace):
         self._shards = shards
         self._wire_dtype = wire_dtype
         self._lr_rule: LrRule = lr_rule
+        known = optimizer.defaults
+        self._momentum = float(known.get("momentum", known.get("betas", (0.0,))[0]))
         self._max_staleness = max_staleness
         self._scheduler = scheduler
         self._scheduler_samples = scheduler_samples
@@ -264,6 +266,7 @@ class ServerPace(Pace):
             num_servers=self._place.num_servers,
             lr_rule=self._lr_rule,
             max_staleness=self._max_staleness,
+            momentum=self._momentum,
             backend="gloo",
             torch=torch.__version__,
             script=Path(sys.argv[0]).name,
@@ -272,7 +275,9 @@ class ServerPace(Pace):
         )
         log.write("leases", time_s=0.0, batch_size=ledger.batch_size)
         log.flush()
-        controller = live_controller(tuple(workers), self._lr_rule, self._max_staleness, "ps", ledger.batch_size)
+        controller = live_controller(
+            tuple(workers), self._lr_rule, self._max_staleness, "ps", ledger.batch_size, self._momentum
+        )
         adviser = Adviser(controller, log, self._policy is None, on_plan)
         if self._policy is not None and self._policy != BSP():
             adviser.observe(Adopted(Plan(0, 1, self._policy, 1.0, 1.0, "the mode that the user asked for")))

@@ -56,6 +56,8 @@ class Pulse(threading.Thread):
     def close(self) -> None:
         """Stop beating."""
         self._stopping.set()
+        if threading.current_thread() is not self:
+            self.join(timeout=1.0)
 
     def run(self) -> None:
         """Beat until closed, or until the store is gone: then its host's end is noticed by others."""

@@ -28,7 +28,7 @@ from paceline.act.groups import own_connection
 from paceline.act.guest import Event, GuestLink
 from paceline.act.keeper import Keeper
 from paceline.act.messages import Buffers, Down, Spot, answer_tensors, timing_of
-from paceline.act.peers import Peers, Ticket
+from paceline.act.peers import Peers
 from paceline.act.pulse import Pulse, tell_failure
 from paceline.act.shards import Shards
 from paceline.act.snapshot import Snapshots
@@ -40,6 +40,8 @@ from paceline.types import NormSample, Rank
 logger = logging.getLogger("paceline")
 _DOOR_S = 0.03  # between two looks for workers who wish to come in
 _LONGEST_WAIT_S = 0.25
+_GRACE_S = 2.0  # for threads to end
+_LAST_WORD = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,9 @@ class Server:
         self._is_over = False
         self._last_company_s = time.monotonic()
         self._pulse = Pulse(place.store, f"server{place.server}", place.peers, place.silence_s)
-        self._others = [_Other(self, server) for server in range(1, place.num_servers)] if chief else []
-        self._to_chief: Callable[[list[Any]], None] = self._report if chief else _Boss(self).tell
+        numbers = range(1, place.num_servers) if chief else [place.server]
+        self._colleagues = [_Colleague(self, number) for number in numbers]
+        self._to_chief: Callable[[list[Any]], None] = self._report if chief else self._colleagues[0].tell
         threading.Thread(target=self._mind_the_door, name="paceline-door", daemon=True).start()
 
     def plan(self, plan: Any) -> None:
@@ -197,9 +200,9 @@ class Server:
         assert chief is not None
         match message:
             case ["connected", number, rank]:
-                was_present = rank in chief.present
+                is_late = chief.has_started and rank not in chief.present
                 chief.connected(number, rank, now_s)
-                if chief.has_started and not was_present and rank in chief.present:
+                if is_late and rank in chief.present:
                     self._tell(f"worker {rank} has come in")
             case ["pushed", number, is_finite]:
                 chief.pushed(number, is_finite, now_s)
@@ -230,8 +233,9 @@ class Server:
     def _carry_out(self, commands: list[Command]) -> None:
         if not commands:
             return
-        for other in self._others:
-            other.tell(commands)
+        if self._chief is not None:
+            for colleague in self._colleagues:
+                colleague.tell(commands)
         for command in commands:
             match command:
                 case ["apply", shares, lr_scale, num_samples, wants_norms]:
@@ -399,16 +403,14 @@ class Server:
             raise PeerError(missing[0], "?", f"workers {missing} have been missing for {self._patience_s:.0f} s")
 
     def _say_goodbye(self) -> None:
-        tickets: list[Ticket[None]] = []
+        """Everybody gets the final parameters; threads end here, since one inside Gloo may abort an ending process."""
         for link in self._links.values():
             self._release(link, Down.FINAL)
-            tickets.append(link.send([]))
             link.close()
-        for ticket in tickets:
-            with contextlib.suppress(Exception):  # a worker that went without waiting for them
-                ticket.wait(timeout_s=60.0)
-        for other in self._others:
-            other.close()
+        for link in self._links.values():
+            link.end(_GRACE_S)
+        for colleague in self._colleagues:
+            colleague.end(_GRACE_S)
         if self._adviser and self._chief:
             self._adviser.close(samples=self._chief.sample_counts(), identical_parameters=None)
 
@@ -426,55 +428,22 @@ class Server:
                 self._adviser.fail(failure.rank, failure.host, failure.reason)
 
 
-class _Other:
-    """The chief's end of its channel with another server."""
+class _Colleague(threading.Thread):
+    """One end of the channel between the chief and another server: sends in order, receives on a thread of its own."""
 
-    def __init__(self, chief: Server, server: int) -> None:
-        place = self._place = chief._place
-        self._rank = place.num_workers + server
-        self._sender = CommThread(place.peers, name=f"paceline-to-server-{server}")
+    def __init__(self, server: Server, number: int) -> None:
+        place = server._place
+        super().__init__(name=f"paceline-servers-{number}", daemon=True)
+        self._server = server
+        self._number = number
+        self._is_chief = place.server == 0
+        self._rank = place.num_workers + (number if self._is_chief else 0)  # the other's
+        self._sender = CommThread(place.peers, name=f"paceline-to-servers-{number}")
         self._ready = threading.Event()
-        threading.Thread(
-            target=self._listen, args=(chief, server), name=f"paceline-server-{server}", daemon=True
-        ).start()
-
-    def tell(self, commands: list[Command]) -> None:
-        """Have these carried out there, after all before them."""
-
-        def job() -> None:
-            self._ready.wait()
-            self._channel.send_json(commands)
-
-        self._sender.submit(job)
-
-    def close(self) -> None:
-        """Stop sending, when all has been sent."""
-        self._sender.submit(lambda: None).wait(timeout_s=10.0)
-        self._sender.close()
-
-    def _listen(self, chief: Server, server: int) -> None:
-        try:
-            self._channel = Channel(own_connection(self._place.store), f"servers/{server}", position=0)
-            self._ready.set()
-            chief._pulse.watch(f"server{server}", lambda s: self._place.peers.silent(self._rank, _silent(s)))
-            while True:
-                chief.put(("report", self._channel.receive_json()))
-        except Exception as error:
-            if not chief._is_over:
-                self._place.peers.lost(self._rank, f"its connection to the chief server broke ({error})")
-
-
-class _Boss:
-    """Another server's end of its channel with the chief."""
-
-    def __init__(self, server: Server) -> None:
-        self._place = server._place
-        self._sender = CommThread(self._place.peers, name="paceline-to-chief")
-        self._ready = threading.Event()
-        threading.Thread(target=self._listen, args=(server,), name="paceline-chief", daemon=True).start()
+        self.start()
 
     def tell(self, message: list[Any]) -> None:
-        """Report to the chief."""
+        """Commands of the chief's, or a report to it; after all before them."""
 
         def job() -> None:
             self._ready.wait()
@@ -482,17 +451,27 @@ class _Boss:
 
         self._sender.submit(job)
 
-    def _listen(self, server: Server) -> None:
-        rank = self._place.num_workers
+    def end(self, timeout_s: float) -> None:
+        """Say that nothing will follow, and wait for the same of the other."""
+        self.tell([_LAST_WORD])
+        self._sender.close()
+        self._sender.join(timeout_s)
+        self.join(timeout_s)
+
+    def run(self) -> None:
+        """Put what the other says into the server's inbox."""
+        place, other = self._server._place, f"server{self._number if self._is_chief else 0}"
+        kind = "report" if self._is_chief else "commands"
         try:
-            self._channel = Channel(own_connection(self._place.store), f"servers/{self._place.server}", position=1)
+            store = own_connection(place.store)
+            self._channel = Channel(store, f"servers/{self._number}", position=0 if self._is_chief else 1)
             self._ready.set()
-            server._pulse.watch("server0", lambda s: self._place.peers.silent(rank, _silent(s)))
-            while True:
-                server.put(("commands", self._channel.receive_json()))
-        except Exception as error:
-            if not server._is_over:
-                self._place.peers.lost(rank, f"the connection to it, the chief server, broke ({error})")
+            self._server._pulse.watch(other, lambda s: place.peers.silent(self._rank, _silent(s)))
+            while (message := self._channel.receive_json()) != [_LAST_WORD]:
+                self._server.put((kind, message))
+        except Exception as error:  # the shell's one place: a broken channel is news about the other server
+            if not self._server._is_over:
+                place.peers.lost(self._rank, f"its connection to another server broke ({error})")
 
 
 def _silent(seconds: float) -> str:

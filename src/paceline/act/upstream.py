@@ -129,6 +129,11 @@ class ServerLink(threading.Thread):
         """Stop sending, when all has been sent."""
         self._sender.close()
 
+    def end(self, timeout_s: float) -> None:
+        """Wait for both threads, after the final parameters."""
+        self._sender.join(timeout_s)
+        self.join(timeout_s)
+
     def run(self) -> None:
         """Turn messages into tickets until the last one, or until the connection breaks."""
         try:

@@ -33,6 +33,7 @@ from paceline.measure.timers import GcTimer, StepClock
 from paceline.types import Phase, Rank
 
 logger = logging.getLogger("paceline")
+_GRACE_S = 2.0  # for threads to end
 
 
 class WorkerPace(Pace):
@@ -355,6 +356,8 @@ class WorkerPace(Pace):
         self._leave_links()
         self._is_pushed, self._is_stale = False, True
         self._pull()
+        for link in self._links:
+            link.end(timeout_s=_GRACE_S)
 
     def _uninstall(self) -> None:
         self._closed = True

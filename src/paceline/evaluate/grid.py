@@ -9,6 +9,7 @@ from typing import Any, Final
 from paceline.decide.baselines import BASELINES, Fixed
 from paceline.decide.candidates import PARAMETER_SERVER, RING
 from paceline.decide.controller import Controller
+from paceline.decide.estimate import staleness_cost, staleness_limit
 from paceline.decide.placement import choose_parents
 from paceline.decide.plan import Decider
 from paceline.decide.rehearse import Arch
@@ -85,7 +86,7 @@ def workload(task: Task) -> Workload:
     return Workload(STEP_S, task.batch_size, MODEL_BYTES)
 
 
-def auto(task: Task, arch: Arch, staleness_cost: float | None = None) -> Controller:
+def auto(task: Task, arch: Arch, cost: float | None = None) -> Controller:
     """Our controller, with every mode that the architecture can carry out."""
     return Controller(
         hosts=tuple(f"host{rank}" for rank in range(NUM_RANKS)),
@@ -94,7 +95,7 @@ def auto(task: Task, arch: Arch, staleness_cost: float | None = None) -> Control
         selector=Selector(families=PARAMETER_SERVER if arch == "ps" else RING),
         dwell_steps=8,
         fence_s=0.0,
-        staleness_cost=staleness_cost_of(task) if staleness_cost is None else staleness_cost,
+        staleness_cost=staleness_cost_of(task) if cost is None else cost,
         staleness_limit=staleness_limit_of(task),
         arch=arch,
         fixed_ratio=0.2,
@@ -111,8 +112,7 @@ def staleness_cost_of(task: Task) -> float:
         >>> round(staleness_cost_of(DIGITS), 3), round(staleness_cost_of(MNIST1D), 3)
         (0.0, 0.54)
     """
-    momentum = _momentum(task)
-    return STALENESS_COST * momentum / (1.0 - momentum)
+    return staleness_cost(_momentum(task))
 
 
 def staleness_limit_of(task: Task) -> float:
@@ -122,7 +122,7 @@ def staleness_limit_of(task: Task) -> float:
         >>> round(staleness_limit_of(DIGITS), 3), round(staleness_limit_of(MNIST1D), 3)
         (3.0, 0.3)
     """
-    return STALENESS_LIMIT * (1.0 - _momentum(task))
+    return staleness_limit(_momentum(task))
 
 
 def _momentum(task: Task) -> float:
@@ -130,11 +130,6 @@ def _momentum(task: Task) -> float:
 
 
 LR_RULE: Final = "linear"
-# Both chosen on digits and mnist1d, in the situations of the "train" split. Plain SGD loses nothing by staleness; with
-# a momentum of 0.9 updates of single gradients (0.9 full updates old) never reach the target, those of half of the
-# ranks (0.5) end 2 points lower, those of three quarters (0.2) as high as BSP.
-STALENESS_COST: Final = 0.06
-STALENESS_LIMIT: Final = 3.0
 
 
 def fixed_modes(situation: Situation, arch: Arch) -> dict[str, SyncPolicy[Any]]:

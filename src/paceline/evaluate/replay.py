@@ -161,8 +161,9 @@ def controller_of(header: Mapping[str, Any]) -> Controller:
             f"this log cannot be replayed: its first line lacks {', '.join(missing)}, as those of older versions do; "
             "record the run again"
         )
-    arch = header.get("arch", "ring")
-    return live_controller(tuple(header["hosts"]), header["lr_rule"], header["max_staleness"], arch)
+    arch, momentum = header.get("arch", "ring"), header.get("momentum", 0.9)
+    hosts = tuple(header["hosts"])
+    return live_controller(hosts, header["lr_rule"], header["max_staleness"], arch, momentum=momentum)
 
 
 def _observation(line: Line) -> Observation | None:
