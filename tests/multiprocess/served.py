@@ -188,8 +188,13 @@ def _host_store(pipe: Connection) -> None:
 
 def run(training: Training, run_dir: Path) -> dict[int, End]:
     """All ranks from beginning to end, without faults."""
+    return run_planted(training, run_dir, {})
+
+
+def run_planted(training: Training, run_dir: Path, plant: dict[int, Plant]) -> dict[int, End]:
+    """Likewise, with something planted in some ranks that is no fault."""
     with Job(training, run_dir) as job:
-        job.start()
+        job.start(plant=plant)
         ends = job.end()
     errors = [end.error for end in ends.values() if end.error]
     assert not errors, "\n".join(errors)
