@@ -84,6 +84,7 @@ class Play:
         ledger = self.chief.ledger
         leased = sum(len(lease) for lease in ledger.leases.values() if lease.epoch == ledger.epoch)
         assert ledger.trained + ledger.dropped + leased + ledger.num_free == SAMPLES
+        assert ledger.leases.keys() <= self.chief.present.keys(), "who left holds nothing"
         updates = [seen for seen in self.seen if isinstance(seen, Update)]
         trained = ledger.total_trained + ledger.trained
         assert sum(sum(update.contributions.values()) for update in updates) == trained

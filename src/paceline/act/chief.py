@@ -106,12 +106,10 @@ class Chief:
         self.ledger = ledger
         self.version = version
         self.num_trained = num_trained
-        self.num_dropped = 0
         self.guests: dict[int, Guest] = {}
         self.has_started = False
         self.is_over = False
         self.noise: float | None = None
-        self.adopted: Plan | None = None
         self.norm_samples: dict[int, dict[int, int]] = {}  # by version whose norms are wanted: samples by link
         self.tree: dict[int, int] = {}  # parent by child, links, for what is released next
         self.wanted_tree: dict[Rank, Rank] = {}  # parent by child, from the next update on
@@ -320,7 +318,6 @@ class Chief:
         samples = self._settle(guest, trained=False)
         self._dropped[guest.rank] = self._dropped.get(guest.rank, 0) + samples
         self._staleness[guest.rank] = staleness
-        self.num_dropped += samples
         guest.doing = "waiting"
 
     def _give_up(self, guest: Guest) -> None:
@@ -406,7 +403,6 @@ class Chief:
         self._sizes = plan.batch_sizes or self._sizes
         self._replant()
         self._commands.append(["switch", plan.epoch])
-        self.adopted = plan
         bound = self.policy.staleness_bound
         arrived: list[Rank] = []
         for rank in sorted(self._present):
