@@ -397,12 +397,24 @@ def _print_replay(result: Any) -> None:
 def _print_comparisons(comparisons: tuple[Any, ...]) -> None:
     if not comparisons:
         return
-    shown = _table("Time to accuracy, live and simulated", "training", "live", "simulated", "ratio", "within 15 %")
+    shown = _table("Time to accuracy, live and simulated", "training", "live", "simulated", "ratio", "close")
     for c in comparisons:
         times = ("not reached" if time_s is None else f"{time_s:.2f} s" for time_s in (c.live_s, c.simulated_s))
-        close = "[green]yes[/green]" if c.is_close else "[red]no[/red]"
-        shown.add_row(c.name, *times, _number(c.ratio, "x"), close)
+        shown.add_row(c.name, *times, _number(c.ratio, "x"), _yes_or_no(c.is_close))
     console.print(shown)
+    paced = _table(
+        "Time between updates, live and simulated", "training", "mode", "live", "simulated", "ratio", "within"
+    )
+    for c in comparisons:
+        for pace in c.paces:
+            times = (f"{time_s * 1e3:.1f} ms" for time_s in (pace.live_s, pace.simulated_s))
+            paced.add_row(c.name, pace.mode, *times, _number(pace.ratio, "x"), _yes_or_no(pace.is_close))
+    if paced.row_count:
+        console.print(paced)
+
+
+def _yes_or_no(is_so: bool) -> str:
+    return "[green]yes[/green]" if is_so else "[red]no[/red]"
 
 
 def _policy(plan: Any) -> str:

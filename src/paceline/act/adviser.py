@@ -18,7 +18,7 @@ from typing import Any
 from paceline.decide.controller import Controller
 from paceline.decide.plan import Adopted, Gain, Observation, Plan, Rejected
 from paceline.predict.noise import NoiseEstimator
-from paceline.record import RunLog
+from paceline.record import RunLog, decode, encode
 from paceline.types import NormSample, Verdict
 
 logger = logging.getLogger("paceline")
@@ -116,6 +116,7 @@ class Adviser:
                 self._write_plan(plan, "rejected")
             case _:
                 self.log.write_value(seen, time_s=round(self.now_s, 4))
+                seen = decode(encode(seen))  # rounded as in the log: a replay must be told the same
         self._state, decisions = self._controller.step(self._state, seen)
         for decision in decisions:
             match decision:

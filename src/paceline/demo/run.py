@@ -241,6 +241,8 @@ def record_task(
             num_epochs=config.num_epochs,
             batch_size=config.batch_size,
             lr=config.lr,
+            milestones=config.milestones,
+            num_servers=config.num_servers,
             target_accuracy=target,
             plain=plain and {"times_s": plain.times_s, "accuracies": plain.accuracies},
         )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.demo.task import LR_FACTOR, LR_MILESTONES, NUM_TRAIN, TaskConfig, build_model, digits
+from paceline.demo.task import LR_FACTOR, NUM_TRAIN, TaskConfig, build_model, digits
 from paceline.sim.datasets import Dataset
 from paceline.sim.models import Array, Labels, Shape, Vector
 from paceline.sim.optimizers import Adam
@@ -76,7 +76,7 @@ def simulated_task(config: TaskConfig, target_accuracy: float) -> Task:
 
     def schedule(done: float) -> float:
         epoch = math.floor(done * config.num_epochs + 1e-9)  # a whole epoch must not come out just below
-        return LR_FACTOR ** sum(epoch >= milestone for milestone in LR_MILESTONES)
+        return LR_FACTOR ** sum(epoch >= milestone for milestone in config.milestones)
 
     return Task(
         "demo",

@@ -40,6 +40,7 @@ When an attached rank's gradient meets which update is chance, and with it the c
 varies by several percent. Small changes of latency draw that anew, and the median of the runs counts.
 """
 
+_TOLD = ("seed", "num_epochs", "batch_size", "lr", "milestones", "num_servers")
 _NOISE_EVERY = 5  # updates between two looks at the noise scale, as in a live run
 _MOST_TIME = 10.0  # virtual time that a simulated run may take, as a multiple of the live one
 
@@ -64,14 +65,35 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """How updates followed each other under one mode, live and simulated: mean time between two, seconds."""
+
+    mode: str
+    live_s: float
+    simulated_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Simulated over live."""
+        return self.simulated_s / self.live_s
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the simulated time is within `TOLERANCE` of the live one."""
+        return abs(self.ratio - 1.0) <= TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """One way of training, live and simulated.
 
     Args:
-        name: "plain DDP" or "auto".
+        name: "plain DDP", "BSP" (with parameter servers) or "auto".
         live_s: Time to the target accuracy, seconds; None where it was not reached.
         runs_s: The same of the simulated runs, one for each of `LATENCIES`.
         modes: Policies that the run at the measured latency adopted, with the virtual time.
+        paces: With parameter servers, by mode; then they say whether the simulation is close, since there the time to
+            accuracy of asynchronous modes is chance to a tenth and more.
 
     Example:
         >>> comparison = Comparison("auto", live_s=8.0, runs_s=(9.0, None, 9.0, 9.2, 8.8))
@@ -83,6 +105,7 @@ class Comparison:
     live_s: float | None
     runs_s: tuple[float | None, ...]
     modes: tuple[tuple[float, str], ...] = ()
+    paces: tuple[Pace, ...] = ()
 
     @property
     def simulated_s(self) -> float | None:
@@ -97,7 +120,9 @@ class Comparison:
 
     @property
     def is_close(self) -> bool:
-        """Whether the simulated time is within `TOLERANCE` of the live one."""
+        """Whether the simulated times are within `TOLERANCE` of the live ones."""
+        if self.paces:
+            return all(pace.is_close for pace in self.paces)
         return self.ratio is not None and abs(self.ratio - 1.0) <= TOLERANCE
 
     def to_json(self) -> dict[str, Any]:
@@ -125,7 +150,11 @@ def simulate_run(lines: Sequence[Line]) -> tuple[Comparison, ...]:
         raise RecordError(
             "only runs of `paceline demo` can be simulated from their log: the model of others is unknown"
         )
-    config = TaskConfig("auto", **{name: told[name] for name in ("seed", "num_epochs", "batch_size", "lr")})
+    config = TaskConfig("auto", **{name: told[name] for name in _TOLD if name in told})
+    if run.header.get("arch") == "ps":
+        from paceline.evaluate.served import simulate_served
+
+        return simulate_served(run, config, float(told["target_accuracy"]), told["plain"])
     costs = measure_costs(run)
     mine = tuple(
         Point(line.data["time_s"], step * config.batch_size, line.data["value"])
