@@ -26,7 +26,6 @@ from paceline.record import RunLog, decode
 from paceline.types import NormSample, Rank, Verdict
 
 logger = logging.getLogger("paceline")
-_WASTE_RATIO = 0.3  # see `Controller`
 _BREATH_S = 1e-4  # slept after each observation: a burst of them must not keep the interpreter from the training thread
 
 
@@ -41,7 +40,8 @@ def live_controller(
     """What decides in a live run; the run log's header has all of it, so that a replay has the same one."""
     if arch == "ring":
         return Controller(hosts, batch_size, lr_rule=lr_rule, selector=Selector(max_staleness=max_staleness))
-    # The chief server changes the mode by itself, at once: a wrong plan costs little, so waste alone is a reason.
+    # The chief server changes the mode by itself, at once, and back as easily: so one step in which a rank takes more
+    # than twice what the others do is a reason.
     return Controller(
         hosts,
         batch_size,
@@ -49,7 +49,8 @@ def live_controller(
         selector=Selector(max_staleness=max_staleness, families=PARAMETER_SERVER),
         arch="ps",
         fence_s=0.0,
-        waste_ratio=_WASTE_RATIO,
+        waste_ratio=0.3,
+        sure_rows=0.55,
         staleness_cost=staleness_cost(momentum),
         # Measured with SGD. Adam, whose steps shrink where gradients disagree, bears more; how much is not known.
         staleness_limit=staleness_limit(momentum) if lr_rule == "linear" else math.inf,

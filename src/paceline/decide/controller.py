@@ -26,7 +26,6 @@ from paceline.types import NoiseScale, Rank, StepTiming, Update
 _MAX_ROWS = 32  # rows, and steps of every rank, that are kept: enough for the dwell time and for a rehearsal
 _MAX_HISTORY = 64  # steps of every rank that its history goes back
 _NEWS_RATIO = 0.15  # conditions that differ by less than this from those judged last are no news
-_SURE_ROWS = 1.4  # steps' worth of waiting that is no accident any more
 _TYPICAL_ROWS = 4  # rows from which a rank's median time is taken for typical
 
 
@@ -104,6 +103,7 @@ class Controller:
         waste_ratio: While nobody is slow beyond doubt, modes are judged by the ranks' median times, unless the slowest
             rank of a step, whoever it is, costs at least this share of the time on average: then by all recent steps.
             `inf` leaves training as it is until somebody is slow.
+        sure_rows: Steps' worth of such waiting that is no accident any more, >= 0.
 
     Example:
         >>> controller = Controller(hosts=("a",) * 4, batch_size=32)
@@ -132,6 +132,7 @@ class Controller:
     arch: Arch = "ring"
     fixed_ratio: float = 1.0
     waste_ratio: float = math.inf
+    sure_rows: float = 1.4
     history_weight: float = 0.0
     smooths: bool = True
 
@@ -334,7 +335,7 @@ class Controller:
             return False
         rows = [[timing.own_s for timing in row.values()] for row in self._full_rows(state)[-_MAX_ROWS // 2 :]]
         wastes = [(max(own) - median(own)) / max(own) for own in rows]
-        return sum(wastes) > max(_SURE_ROWS, self.waste_ratio * len(wastes))
+        return sum(wastes) > max(self.sure_rows, self.waste_ratio * len(wastes))
 
     def _comm_s(self, state: ControllerState) -> float | None:
         """The exchange among all ranks: what even the rank that all others wait for waits, seconds."""
