@@ -294,13 +294,13 @@ class Controller:
             return state, ()
         if state.since_step and state.step < state.since_step + self.dwell_steps:
             return state, ()
+        is_calm = state.mode == Mode(BSP()) and not state.detector.slow and not self._is_wasteful(state)
+        if is_calm and (math.isinf(self.waste_ratio) or len(self._full_rows(state)) < _TYPICAL_ROWS):
+            return state, ()  # nobody is slow beyond doubt: training is left as it is
         given = self.conditions(state)
         if given is None:
             return state, ()
-        if state.mode == Mode(BSP()) and not state.detector.slow and not self._is_wasteful(state):
-            # Nobody is slow beyond doubt: training is left as it is, or judged by what is typical.
-            if math.isinf(self.waste_ratio) or len(self._full_rows(state)) < _TYPICAL_ROWS:
-                return state, ()
+        if is_calm:  # judged by what is typical
             given = replace(given, own_steps=self._typical(state), history_weight=0.0)
         if not self._is_news(state, given):
             return state, ()
