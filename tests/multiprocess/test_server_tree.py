@@ -90,8 +90,11 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [*((moment, signal.SIGKILL) for moment in MOMENTS), ("summing", signal.SIGSTOP), ("passing on", signal.SIGSTOP)],
+    ids=str,
+)
 def test_a_lost_parent_takes_nobody_with_it(tmp_path: Path, moment: str, number: signal.Signals) -> None:
     plants = dict.fromkeys(range(5), planted())
     plants[PARENT] = planted(strike(number, *MOMENTS[moment]))
@@ -102,8 +105,15 @@ def test_a_lost_parent_takes_nobody_with_it(tmp_path: Path, moment: str, number:
     assert counted(tmp_path) == 3 * NUM_SAMPLES
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize(("owner", "name", "count"), [(relay.Relay, "send", 20), (relay.ParentPort, "_receive", 12)])
+@pytest.mark.parametrize(
+    ("owner", "name", "count", "number"),
+    [
+        (relay.Relay, "send", 20, signal.SIGKILL),
+        (relay.Relay, "send", 20, signal.SIGSTOP),
+        (relay.ParentPort, "_receive", 12, signal.SIGKILL),
+    ],
+    ids=["pushing, killed", "pushing, stopped", "pulling, killed"],
+)
 def test_a_lost_child_holds_nobody_up(
     tmp_path: Path, owner: Any, name: str, count: int, number: signal.Signals
 ) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from served import BATCH, NUM_SAMPLES, Job, Training, build_model, run, train, trained_alone
+from served import BATCH, NUM_SAMPLES, Job, Training, build_model, build_optimizer, dataset, run, train, trained_alone
 from torch import nn
 
 from paceline.act import chief, parameter_server
@@ -100,8 +100,6 @@ def test_a_schedule_steps_by_samples(tmp_path: Path) -> None:
         pace = parameter_server.parameter_server(
             net, optimizer, "asp", num_servers=2, scheduler=schedule, scheduler_samples=NUM_SAMPLES, run_dir=tmp_path
         )
-        from served import dataset
-
         loader = pace.data(dataset(), batch_size=BATCH)
         for _ in range(2):
             for inputs, labels in loader:
@@ -157,6 +155,47 @@ def test_a_gradient_that_is_not_finite_is_dropped_and_counted(tmp_path: Path) ->
     values = run_local_with_store(sometimes_infinite, 5)
     assert all(np.isfinite(value).all() for value in values)
     assert counted(tmp_path) == {"trained": 2 * NUM_SAMPLES - BATCH, "dropped": BATCH, "epochs": 2}
+
+
+def test_a_scaled_loss_trains_the_same(tmp_path: Path) -> None:
+    def scaled(_rank: int, _job: Training) -> Any:
+        net = build_model()
+        optimizer = build_optimizer("sgd", net)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        pace = parameter_server.parameter_server(
+            net, optimizer, "bsp", num_servers=2, scaler=scaler, run_dir=tmp_path, bucket_mb=0.004
+        )
+        for inputs, labels in pace.data(dataset(), batch_size=BATCH):
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(net(inputs), labels)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        pace.close()
+        return [p.detach().numpy().copy() for p in net.parameters()]
+
+    values = run_local_with_store(scaled, 5)
+    alone = trained_alone(Training(num_epochs=1))
+    assert max(float(abs(a - b).max()) for a, b in zip(values[0], alone, strict=True)) < 1e-6
+
+
+def test_parameters_without_a_gradient_and_frozen_ones_stay(tmp_path: Path) -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.used, self.unused, self.frozen = nn.Linear(20, 5), nn.Linear(20, 5), nn.Linear(20, 5)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x) + self.frozen(x)
+
+    def partly(rank: int, job: Training) -> Any:
+        net = Partly()
+        before = net.unused.weight.detach().clone(), net.frozen.weight.detach().clone()
+        train(rank, replace(job, build=lambda: net, options={"run_dir": tmp_path}))
+        return bool((net.unused.weight == before[0]).all() and (net.frozen.weight == before[1]).all())
+
+    assert run_local_with_store(partly, 5)[:3] == [True] * 3
 
 
 @dataclass(frozen=True)
