@@ -40,6 +40,7 @@ from paceline.types import NormSample, Rank
 logger = logging.getLogger("paceline")
 _DOOR_S = 0.03  # between two looks for workers who wish to come in
 _LONGEST_WAIT_S = 0.25
+_START_S = 300.0  # for all workers to come for the first time
 _GRACE_S = 2.0  # for threads to end
 _LAST_WORD = "end"
 
@@ -82,7 +83,7 @@ class Server:
         chief: On server 0; None elsewhere.
         adviser: Likewise.
         snapshots: Where to save versions; None for nowhere.
-        patience_s: How long all workers may be missing, seconds.
+        patience_s: How long all workers may be missing once they have been there, seconds.
         gardener: Of the transmission tree; None for none.
     """
 
@@ -394,13 +395,16 @@ class Server:
         return _LONGEST_WAIT_S if wake_s is None else min(_LONGEST_WAIT_S, max(0.0, wake_s - self._now_s()))
 
     def _check_company(self, chief: Chief) -> None:
-        """Without workers a server waits for one to come back, but not for ever."""
+        """Without workers a server waits for one to come (back), but not for ever."""
         now = time.monotonic()
-        if chief.is_over or (len(chief.present) == self._place.num_workers if not chief.has_started else chief.present):
+        is_complete = len(chief.present) == self._place.num_workers
+        if chief.is_over or (chief.present if chief.has_started else is_complete):
             self._last_company_s = now
-        elif now - self._last_company_s > self._patience_s:
+        patience_s = self._patience_s if chief.has_started else _START_S
+        if now - self._last_company_s > patience_s:
             missing = sorted(set(range(self._place.num_workers)) - set(chief.present))
-            raise PeerError(missing[0], "?", f"workers {missing} have been missing for {self._patience_s:.0f} s")
+            host = self._place.peers.hosts[missing[0]]
+            raise PeerError(missing[0], host, f"workers {missing} have been missing for {patience_s:.0f} s")
 
     def _say_goodbye(self) -> None:
         """Everybody gets the final parameters; threads end here, since one inside Gloo may abort an ending process."""
