@@ -31,9 +31,9 @@ def trained(system: str, run_dir: Path, num_epochs: int) -> TaskResult:
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
     """The log of a run in the mode "auto", with how BSP went beside it."""
     run_dir = tmp_path_factory.mktemp("served") / "auto"
-    plain = trained("bsp", run_dir.with_name("bsp"), num_epochs=4)
-    result = trained("auto", run_dir, num_epochs=10)
-    config = replace(OPTIONS.config("auto", seed=0), run_dir=run_dir, num_epochs=10)
+    plain = trained("bsp", run_dir.with_name("bsp"), num_epochs=3)
+    result = trained("auto", run_dir, num_epochs=8)
+    config = replace(OPTIONS.config("auto", seed=0), run_dir=run_dir, num_epochs=8)
     record_task(config, result, plain=plain, target=0.9)
     return read(run_dir)
 

@@ -147,7 +147,7 @@ class Job:
     def is_stopped(self, rank: int) -> bool:
         return Path(f"/proc/{self._processes[rank].pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
-    def end(self, *ranks: int, timeout_s: float = 30.0) -> dict[int, End]:
+    def end(self, *ranks: int, timeout_s: float = 45.0) -> dict[int, End]:
         """How these ranks ended, all by default; a rank that did not has an error that says so."""
         deadline = time.monotonic() + timeout_s
         ends = {}

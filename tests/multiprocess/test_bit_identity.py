@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.act.local import run_local
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.beside]
 
 
 def joined_train(rank: int, mode: str | None, run_dir: Path) -> Any:

@@ -17,6 +17,8 @@ from torch.utils.data import TensorDataset
 import paceline
 from paceline.act.local import run_local
 
+pytestmark = pytest.mark.beside
+
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.1)

@@ -36,6 +36,8 @@ from paceline.collective.late import around_one
 from paceline.collective.late_many import around_many
 from paceline.errors import ConfigError, PeerError
 
+pytestmark = pytest.mark.beside
+
 
 @dataclass(frozen=True)
 class Case:

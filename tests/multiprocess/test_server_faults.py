@@ -20,7 +20,7 @@ from served import NUM_SAMPLES, Job, Training
 from paceline.act import guest, keeper, server, upstream
 from paceline.record import read
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.beside, pytest.mark.servers]
 VICTIM, SERVER, CHIEF = 1, 4, 3  # of three workers and two servers
 WORKER_MOMENTS = ("push", "pull", "compute")
 SERVER_MOMENTS = ("push", "pull", "apply", "switch")

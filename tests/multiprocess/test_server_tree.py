@@ -16,7 +16,7 @@ from paceline.act import parameter_server, relay, upstream
 from paceline.decide.tree import Growth, Round
 from paceline.record import read
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.beside, pytest.mark.servers]
 PARENT, CHILD = 0, 2
 TREE = {CHILD: PARENT}
 TRAINING = Training(num_epochs=3, options={"tree": True})

@@ -26,7 +26,7 @@ from paceline.policy.stale import ASP, SSP, KAsync, Zeno
 from paceline.record import read
 from paceline.types import Update
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.beside, pytest.mark.servers]
 MODES = (
     "auto", KSync(2), KSync(2, "cancel"), KSync(2, "join_next"), Deadline(0.02), SSP(1), ASP(), ASP(1), KAsync(2),
     GroupSync(((0, 1), (2,))),
@@ -116,7 +116,7 @@ def test_a_schedule_steps_by_samples(tmp_path: Path) -> None:
 def run_local_with_store(function: Any, num_ranks: int) -> list[Any]:
     from paceline.act.local import run_local
 
-    outcomes = run_local(function, num_ranks, Training())
+    outcomes = run_local(function, num_ranks, Training(), timeout_s=80.0)
     assert [outcome.error for outcome in outcomes] == [None] * num_ranks
     return [outcome.value for outcome in outcomes]
 
