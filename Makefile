@@ -17,14 +17,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/paceline demo --out demo_run
 
-# What is pure runs on all cores, and beside it two rows of tests that start processes of their own and do not mind company.
-# Where timing matters tests run one at a time, with nothing beside them.
+# What is pure runs on all cores. What starts processes of its own runs in two rows side by side if it does not mind
+# company, and one at a time with nothing beside it where timing matters.
 PROCESSES := tests/multiprocess tests/equivalence
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/unit tests/contract src & pure=$$!; \
-	$(BIN)/python -m pytest -m "beside and not servers" $(PROCESSES) & first=$$!; \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto tests/unit tests/contract src
+	@$(BIN)/python -m pytest -m "beside and not servers" $(PROCESSES) & first=$$!; \
 	$(BIN)/python -m pytest -m "beside and servers" $(PROCESSES) & second=$$!; \
-	status=0; for row in $$pure $$first $$second; do wait $$row || status=1; done; exit $$status
+	status=0; for row in $$first $$second; do wait $$row || status=1; done; exit $$status
 	@$(BIN)/python -m pytest -m "not beside" $(PROCESSES)
 
 # Lint, format, types and every example: what CI runs after the tests.

@@ -17,8 +17,12 @@ import pytest
 import torch
 from served import NUM_SAMPLES, Job, Training
 
-from paceline.act import guest, keeper, server, upstream
+from paceline.act import guest, keeper, parameter_server, server, upstream
+from paceline.decide.plan import Plan
+from paceline.policy.barrier import BSP, KSync
+from paceline.policy.stale import ASP
 from paceline.record import read
+from paceline.types import Update
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.beside, pytest.mark.servers]
 VICTIM, SERVER, CHIEF = 1, 4, 3  # of three workers and two servers
@@ -183,11 +187,40 @@ def test_a_killed_server_ends_the_job_by_name_and_it_goes_on_from_the_snapshot(
         assert first == max(versions) + 1
 
 
+def test_a_worker_may_die_while_modes_change(tmp_path: Path) -> None:
+    class Flipper:
+        lr_rule = "linear"
+
+        def init(self) -> int:
+            return 0
+
+        def step(self, state: int, seen: Any) -> tuple[int, tuple[Any, ...]]:
+            if not isinstance(seen, Update):
+                return state, ()
+            policy = (ASP(), KSync(2, "cancel"), BSP())[state % 3]
+            return state + 1, (Plan(state + 1, seen.version + 1, policy, 1.0, 1.0, "because it is a test"),)
+
+    def flip() -> None:
+        parameter_server.live_controller = lambda *_: Flipper()  # type: ignore[assignment]
+
+    with Job(Training(mode="auto", step_s=0.01, num_epochs=3), tmp_path) as job:
+        job.start(plant={CHIEF: flip, VICTIM: strike(signal.SIGKILL, "push", count=40)})
+        ends = job.end(0, 2, 3, 4)
+    assert [end.error for end in ends.values()] == [None] * 4
+    samples = counted(tmp_path)
+    assert samples["trained"] + samples["dropped"] == 3 * NUM_SAMPLES
+    adopted = [line for line in read(tmp_path) if line.kind == "plan" and line.data["status"] == "adopted"]
+    assert len(adopted) > 10
+
+
 @pytest.mark.parametrize("rank", [CHIEF, SERVER])
-def test_a_stopped_server_ends_the_job_by_name(tmp_path: Path, rank: int) -> None:
+def test_a_stopped_server_ends_the_job_by_name_and_when_it_goes_on_ends_itself(tmp_path: Path, rank: int) -> None:
     with Job(Training(step_s=0.01), tmp_path) as job:
         job.start(plant={rank: strike(signal.SIGSTOP, "apply", count=5)})
         ends = job.end(*(other for other in range(5) if other != rank))
+        job.send(rank, signal.SIGCONT)
+        late = job.end(rank)[rank]
+    assert late.error_type in ("PeerError", "PeerTimeout"), late.error
     for end in ends.values():
         assert end.error_type == "PeerTimeout", end.error
         assert f"rank {rank} " in str(end.error)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from served import BATCH, NUM_SAMPLES, Job, Training, run_planted, trained_alone
 
-from paceline.act import parameter_server, relay, upstream
+from paceline.act import parameter_server, relay, upstream, worker
 from paceline.decide.tree import Growth, Round
 from paceline.record import read
 
@@ -83,6 +84,43 @@ def test_sums_on_the_way_are_the_same_training(tmp_path: Path, accumulate: int) 
     assert all((a == b).all() for a, b in zip(ends[0].params, ends[CHILD].params, strict=True))
 
 
+@pytest.mark.parametrize("rank", [PARENT, CHILD], ids=["parent", "child"])
+def test_a_loop_that_ends_early_leaves_nobody_waiting(tmp_path: Path, rank: int) -> None:
+    def leave() -> None:
+        original, seen = worker.WorkerPace.next_lease, [0]
+
+        def next_lease(self: Any) -> Any:
+            seen[0] += 1
+            return original(self) if seen[0] < 8 else None
+
+        worker.WorkerPace.next_lease = next_lease  # type: ignore[method-assign]
+
+    plants = dict.fromkeys(range(5), planted())
+    plants[rank] = planted(leave)
+    run_planted(TRAINING, tmp_path, plants)
+    assert counted(tmp_path) == 3 * NUM_SAMPLES
+
+
+def test_a_gradient_that_is_not_finite_spoils_its_sum_only(tmp_path: Path) -> None:
+    def spoil() -> None:
+        original, seen = relay.Relay.send, [0]
+
+        def send(self: Any, flat: torch.Tensor, bucket: int) -> None:
+            seen[0] += bucket == 0
+            if seen[0] == 5:
+                flat.fill_(float("nan"))
+            original(self, flat, bucket)
+
+        relay.Relay.send = send  # type: ignore[method-assign]
+
+    plants = dict.fromkeys(range(5), planted())
+    plants[CHILD] = planted(spoil)
+    ends = run_planted(TRAINING, tmp_path, plants)
+    assert counted(tmp_path) == 3 * NUM_SAMPLES
+    assert read(tmp_path)[-1].data["samples"]["dropped"] == 2 * BATCH
+    assert all(bool((abs(p) < 1e3).all()) for p in ends[0].params)
+
+
 MOMENTS = {
     "summing": (relay.Relay, "_send_sum", 12),
     "passing on": (relay.Relay, "pass_on", 12),
@@ -125,4 +163,6 @@ def test_a_lost_child_holds_nobody_up(
     assert [end.error for end in ends.values()] == [None] * 4
     assert counted(tmp_path) == 3 * NUM_SAMPLES
     trained = read(tmp_path)[-1].data["samples"]["trained"]
-    assert trained >= 3 * NUM_SAMPLES - 2 * BATCH
+    assert trained >= 3 * NUM_SAMPLES - 2 * BATCH, (
+        "the parent's sum is lost, and perhaps a batch of an epoch that is over"
+    )

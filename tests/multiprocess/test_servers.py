@@ -69,6 +69,8 @@ def test_every_mode_trains_every_sample_or_counts_it(tmp_path: Path, mode: Any) 
     assert samples["dropped"] == 0 or drops
     updates = [line.value for line in read(tmp_path) if isinstance(line.value, Update)]
     assert sum(sum(update.contributions.values()) for update in updates) == samples["trained"]
+    told = sum(sum(update.dropped.values()) for update in updates)
+    assert told <= samples["dropped"] <= told + 3 * BATCH, "but for those after the last update"
     assert [update.version for update in updates] == list(range(1, len(updates) + 1))
     assert all((a == b).all() for a, b in zip(ends[0].params, ends[1].params, strict=True)), "all end with the same"
 

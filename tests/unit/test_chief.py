@@ -66,8 +66,8 @@ class Play:
         if self.computing:
             self.arrive(self.random.choice(sorted(self.computing)))
 
-    def arrive(self, link: int) -> None:
-        self.chief.pushed(link, True, self.now_s)
+    def arrive(self, link: int, is_finite: bool = True) -> None:
+        self.chief.pushed(link, is_finite, self.now_s)
         self.carry_out()
         self.computing.discard(link)
         self.held.add(link)
@@ -213,3 +213,55 @@ def test_what_went_through_a_lost_parent_is_dropped() -> None:
     update = play.seen[-1]
     assert isinstance(update, Update)
     assert (set(update.contributions), update.dropped) == ({1}, {2: BATCH})
+
+
+def test_of_gradients_that_wait_for_a_change_of_mode_each_counts_once() -> None:
+    play = Play(BSP())
+    play.arrive(1)
+    play.arrive(2)
+    play.chief.plan(Plan(1, 1, KSync(1, "cancel"), 1.0, 1.0, "a test"), play.now_s)
+    play.carry_out()
+    play.check_ledger()
+    released = [command[1] for command in play.commands if command[0] == "release"]
+    assert sorted(released) == [1, 1, 2, 2, 3], "the third is still at its first gradient, which is doomed"
+
+
+def test_what_went_into_a_bad_sum_is_as_bad() -> None:
+    play = Play(BSP())
+    play.chief.wanted_tree = {2: 0}
+    for _ in range(3):
+        play.move()
+    play.arrive(3)
+    play.arrive(2)
+    play.arrive(1, is_finite=False)
+    update = play.seen[-1]
+    assert isinstance(update, Update)
+    assert (set(update.contributions), set(update.dropped)) == ({1}, {0, 2})
+
+
+def test_a_change_of_mode_waits_for_sums_on_their_way() -> None:
+    play = Play(BSP())
+    play.chief.wanted_tree = {2: 0}
+    for _ in range(3):
+        play.move()
+    play.arrive(3)
+    play.chief.plan(Plan(1, play.chief.version + 1, ASP(), 1.0, 1.0, "a test"), play.now_s)
+    assert play.chief.policy == BSP(), "the child is held, and its parent still computes the sum"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_leaving_the_loop_while_in_a_tree_leaves_nobody_waiting(rank: int) -> None:
+    play = Play(BSP())
+    play.chief.wanted_tree = {2: 0}
+    for _ in range(3):
+        play.move()
+    link = play.chief.present[rank].link
+    play.computing.discard(link)
+    play.chief.done(link, 1, play.now_s)
+    play.carry_out()
+    assert (["again", 3] if rank == 0 else ["cut", 1, 3]) in play.commands
+    before = play.chief.version
+    for _ in range(10):
+        play.move()
+    assert play.chief.version >= before + 4
+    play.check_ledger()

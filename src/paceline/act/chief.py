@@ -210,6 +210,7 @@ class Chief:
         guest = self.guests[link]
         if guest.doing == "gone":
             return
+        self._uproot(guest, has_sent=False)
         guest.doing = "done"
         self._withdraw(guest)
         self._end_if_alone()
@@ -266,10 +267,13 @@ class Chief:
         """Make the next version, of those gradients that are finite."""
         factors = dict(zip(action.ranks, action.weights or (1.0,) * len(action.ranks), strict=True))
         guests = [self._present[rank] for rank in action.ranks]
-        useless = [guest for guest in guests if guest.is_cut or not guest.is_finite]
-        for guest in useless:
-            self._drop(guest, self.version - guest.base)
-        guests = [guest for guest in guests if guest not in useless]
+        sound = {guest.link for guest in guests if guest.is_finite and not guest.is_cut}
+        # What went into a parent's sum is as good as that.
+        useful = [guest for guest in guests if {guest.link, guest.parent or guest.link} <= sound]
+        for guest in guests:
+            if guest not in useful:
+                self._drop(guest, self.version - guest.base)
+        guests = useful
         samples = {guest.rank: self._settle(guest, trained=True) for guest in guests}
         total = sum(samples.values())
         self.version += 1
@@ -349,19 +353,21 @@ class Chief:
             self.tree = tree
             self._commands.append(["tree", self.version, [[child, parent] for child, parent in tree.items()]])
 
-    def _uproot(self, gone: Guest) -> None:
-        """A worker is gone: no parent waits for it, and what its children have sent through it is lost."""
+    def _uproot(self, gone: Guest, has_sent: bool) -> None:
+        """A worker goes: no parent waits for it, what its children have sent through it is lost, and what it may have
+        put into its parent's sum cannot be taken out again."""
         self.wanted_tree = {}
-        for guest in self._present.values():
-            if guest.parent == gone.link and guest.doing in ("computing", "held"):
+        busy = [guest for guest in self._present.values() if guest.doing in ("computing", "held") and guest is not gone]
+        for guest in busy:
+            if guest.parent == gone.link or (has_sent and guest.link == gone.parent):
                 guest.is_cut = True
-                if guest.doing == "computing":
-                    self._commands.append(["again", guest.link])
+            if guest.parent == gone.link and guest.doing == "computing":
+                self._commands.append(["again", guest.link])
         if gone.parent is not None and gone.doing in ("computing", "held"):
             self._commands.append(["cut", gone.parent, gone.link])
 
     def _leave(self, guest: Guest) -> None:
-        self._uproot(guest)
+        self._uproot(guest, has_sent=True)
         guest.doing = "gone"
         self._commands.append(["gone", guest.link])
         self._withdraw(guest)
@@ -389,7 +395,7 @@ class Chief:
     # ---- the fence -----------------------------------------------------------------------------------------------
 
     def _check_border(self) -> None:
-        in_tree = any(guest.parent is not None and guest.doing == "computing" for guest in self._present.values())
+        in_tree = any(g.parent is not None and g.doing in ("computing", "held") for g in self._present.values())
         if self._pending is not None and self.version >= self._pending.effective_step - 1 and not in_tree:
             plan, self._pending = self._pending, None
             self._switch(plan)
@@ -416,7 +422,9 @@ class Chief:
         self._observe(Adopted(plan))
         epoch = self._epoch
         for rank in arrived:
-            if self._epoch == epoch:  # else the change of mode after this one has seen to them
+            held = self._present.get(rank)
+            # Another change of mode, or what the policy said to the arrival before, may have seen to it already.
+            if self._epoch == epoch and held is not None and held.doing == "held":
                 self._feed(Arrive(rank))
 
     def sample_counts(self) -> dict[str, int]:

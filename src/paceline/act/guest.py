@@ -74,6 +74,11 @@ class GuestLink(threading.Thread):
         self._sender = CommThread(peers, name=f"paceline-to-guest-{number}")
         self.start()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the worker has come to this link."""
+        return self._channel is not None
+
     def send(self, tensors: Sequence[Tensor]) -> Ticket[None]:
         """Send when all before has been sent; must not change until then."""
         assert self._channel is not None, "a link is used only when it is connected"

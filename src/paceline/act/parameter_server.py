@@ -22,6 +22,7 @@ from paceline.act.keeper import Keeper
 from paceline.act.leader import live_controller
 from paceline.act.messages import Buffers
 from paceline.act.peers import Peers
+from paceline.act.pulse import tell_failure, wait_for
 from paceline.act.server import Place, Server
 from paceline.act.shards import ELEMENTWISE, Shards
 from paceline.act.snapshot import Snapshots
@@ -198,7 +199,12 @@ class ServerPace(Pace):
         if self._ledger is not None:
             raise ConfigError("pace.data(...) was already called; lease one data set per served model")
         self._ledger = ledger
-        self._server = self._build(ledger)
+        try:
+            self._server = self._build(ledger)
+        except Exception as error:  # workers wait for this server
+            place = self._place
+            tell_failure(place.store, place.rank, f"it could not begin ({error})")
+            raise
         if self._place.server == 0:
             self._place.store.set("data", json.dumps([ledger.num_samples, ledger.batch_size]))
 
@@ -247,7 +253,7 @@ class ServerPace(Pace):
         if self._place.server == 0:
             newest = self._snapshots.newest() if self._snapshots else None
             store.set("resume", json.dumps(newest))
-        version: int | None = json.loads(store.get("resume"))
+        version: int | None = json.loads(wait_for(store, "resume", self._place.peers))
         if version is not None and self._snapshots is None:
             raise ConfigError("the chief server goes on from a snapshot: give all servers the same snapshot_dir")
         return version

@@ -82,7 +82,8 @@ class Pulse(threading.Thread):
             watched = dict(self._watched)
         if not watched:
             return
-        beats = self._store.multi_get([f"beat/{name}" for name in watched])
+        watched = {name: seen for name, seen in watched.items() if self._store.check([f"beat/{name}"])}
+        beats = self._store.multi_get([f"beat/{name}" for name in watched]) if watched else []
         for (name, (call, seen, since)), beat in zip(watched.items(), beats, strict=True):
             if beat != seen:
                 with self._lock:
@@ -101,3 +102,18 @@ def tell_failure(store: dist.Store, rank: Rank, reason: str, silent: bool = Fals
     """Let everybody know that `rank` failed; the first to be told of counts."""
     if store.add("failures", 1) == 1:
         store.set("failure", json.dumps({"rank": rank, "reason": reason, "silent": silent}))
+
+
+def wait_for(store: dist.Store, key: str, peers: Peers) -> bytes:
+    """What another process puts into the store, or its failure, whichever comes first.
+
+    Raises:
+        PeerError: somebody failed.
+    """
+    while not store.check([key]):
+        if store.check(["failure"]):
+            failure = json.loads(store.get("failure"))
+            peers.lost(int(failure["rank"]), str(failure["reason"]))
+        peers.check()
+        time.sleep(0.02)
+    return bytes(store.get(key))

@@ -138,7 +138,13 @@ class ParentPort(_End):
         told = torch.empty(HEADER_SIZE, dtype=torch.float64)
         channel.receive([told])
         server, bucket, version = (int(value) for value in told[:3])
-        channel.receive([self._links[server].messages[bucket]])
+        place = self._links[server].messages[bucket]
+        piece = torch.empty_like(place)
+        channel.receive([piece])
+        with self._change:
+            if self.is_gone:  # of a parent that was stopped and goes on: what it sends is old
+                return
+            place.copy_(piece)
         if bucket + 1 == self._shards.num_buckets:
             self._links[server].have_parameters(version)
 
@@ -235,8 +241,18 @@ class Relay:
         else:
             self.links[0].send([buffers])
 
-    def close(self) -> None:
-        """Leave the tree."""
+    def leave(self, farewell: Tensor) -> None:
+        """Say farewell to the servers after all that is still to be sent, and leave the tree."""
+
+        def say() -> None:
+            for link in self.links:
+                link.send([farewell])
+                link.close()
+
+        if self._summer is not None:
+            self._summer.submit(say)
+        else:
+            say()
         with self._lock:
             self._leave_place()
 
@@ -257,6 +273,8 @@ class Relay:
         self._send_straight(flat, bucket)
 
     def _leave_place(self) -> None:
+        if self._parent is not None:
+            self._parent.cut()
         for port in (self._parent, *self._children.values()):
             if port is not None:
                 port.close()

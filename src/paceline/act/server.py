@@ -32,6 +32,7 @@ from paceline.act.peers import Peers
 from paceline.act.pulse import Pulse, tell_failure
 from paceline.act.shards import Shards
 from paceline.act.snapshot import Snapshots
+from paceline.decide.plan import Rejected
 from paceline.decide.tree import Gardener, Growth, Round
 from paceline.errors import PacelineError, PeerError
 from paceline.policy.barrier import BSP
@@ -53,7 +54,6 @@ class Place:
         rank: Its own.
         num_workers, num_servers: How many there are.
         store: Prefixed for this run.
-        hosts: Host name by rank, as far as known.
         peers: Where failures are noted.
         silence_s: Silence after which a worker has left and a server has failed, seconds.
     """
@@ -163,8 +163,6 @@ class Server:
     def _take(self, event: Any) -> None:
         match event:
             case Event("connected", number, rank):
-                if self._chief:
-                    self._pulse.watch(f"link{number}", lambda s: self.put(Event("lost", number, _silent(s))))
                 self._to_chief(["connected", number, rank])
             case Event("pushed", number, is_finite):
                 self._to_chief(["pushed", number, is_finite])
@@ -184,8 +182,13 @@ class Server:
                     self._chief.done(number, num_epochs, self._now_s())
             case ("plan", plan) if self._chief:
                 # A mode is in force when all servers say so; until then there is no other.
-                self._chief.plan(plan, self._now_s()) if not self._unacknowledged else self._refuse(plan)
+                if self._unacknowledged:
+                    self._refuse(plan)
+                else:
+                    self._chief.plan(plan, self._now_s())
             case ("join", number, rank):
+                if self._chief:
+                    self._pulse.watch(f"link{number}", lambda s: self.put(Event("lost", number, _silent(s))))
                 self._links[number] = GuestLink(
                     self._place.store, number, rank, self._place.server, self._shards, self._buffers.size,
                     self._wire_dtype, self._inbox, self._place.peers,
@@ -224,8 +227,6 @@ class Server:
             self._adviser.event(message)
 
     def _refuse(self, plan: Any) -> None:
-        from paceline.decide.plan import Rejected
-
         if self._adviser:
             self._adviser.observe(Rejected(plan))
 
@@ -408,15 +409,20 @@ class Server:
 
     def _say_goodbye(self) -> None:
         """Everybody gets the final parameters; threads end here, since one inside Gloo may abort an ending process."""
-        for link in self._links.values():
+        links = [link for link in self._links.values() if link.is_connected and self._knows(link)]
+        for link in links:
             self._release(link, Down.FINAL)
             link.close()
-        for link in self._links.values():
+        for link in links:
             link.end(_GRACE_S)
         for colleague in self._colleagues:
             colleague.end(_GRACE_S)
         if self._adviser and self._chief:
             self._adviser.close(samples=self._chief.sample_counts(), identical_parameters=None)
+
+    def _knows(self, link: GuestLink) -> bool:
+        """Whether the chief has heard of the worker: of one that died at the door it has not."""
+        return self._chief is None or link.number in self._chief.guests
 
     def _end_in(self, error: BaseException) -> None:
         """Let everybody know why, before connections break."""

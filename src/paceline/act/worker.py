@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.act.attach import Pace
 from paceline.act.channel import header
 from paceline.act.messages import Buffers, Up, timing_header
-from paceline.act.pulse import Pulse
+from paceline.act.pulse import Pulse, wait_for
 from paceline.act.relay import Relay
 from paceline.act.server import Place
 from paceline.act.shards import Shards
@@ -73,11 +73,11 @@ class WorkerPace(Pace):
         self._version = 0
         self._lease: Lease | None = None
         self._samples = 0
-        self._micro_steps = 0
         self._is_pushed = True  # as if: the first answer comes unasked
         self._is_stale = True  # parameters are on their way
         self._is_void = False  # what is being computed is no use to anybody any more
         self._skips_push = False
+        self._may_begin = False
         self._missing: list[set[int]] = []  # by bucket: parameters without a gradient so far
         self._next_bucket = 0
         self._buffers_before = self._buffers.gather()
@@ -120,7 +120,7 @@ class WorkerPace(Pace):
             self._pulse.watch(f"server{server}", functools.partial(self._note_silent, place.num_workers + server))
         self._is_pushed = self._is_stale = True
         self._lease = None
-        self._samples = self._micro_steps = 0
+        self._samples = 0
 
     def _note_silent(self, rank: Rank, silence_s: float) -> None:
         self._place.peers.silent(rank, f"no sign of life for {silence_s:.0f} s (stopped, or cut off)")
@@ -131,10 +131,7 @@ class WorkerPace(Pace):
         self._join()
 
     def _leave_links(self) -> None:
-        self._relay.close()
-        for link in self._links:
-            link.send([header(Up.BYE, self._epoch + 1)])
-            link.close()
+        self._relay.leave(header(Up.BYE, self._epoch + 1))
 
     def _receive(self) -> None:
         """Wait for the chief's answer to what was pushed: a lease, and word that parameters are coming."""
@@ -175,6 +172,12 @@ class WorkerPace(Pace):
         self._buffers_before = self._links[0].buffers.clone()
         self._is_stale = False
 
+    def _forget_gradient(self) -> None:
+        """What was computed belonged to samples that somebody else has by now."""
+        self._is_void, self._samples = False, 0
+        for p in self._params:
+            p.grad = None
+
     def _accumulate(self) -> None:
         """Ask for one more batch of the gradient that is being accumulated."""
         self._clock.enter(Phase.WAIT)
@@ -183,20 +186,26 @@ class WorkerPace(Pace):
         except Expelled:
             self._knock_again()
             self._receive()
-            self._is_void = True  # what has been accumulated belongs to somebody else by now
+            self._forget_gradient()
         self._clock.enter(Phase.OTHER)
 
     # ---- hooks: what happens during a step, in order -----------------------------------------------------------------
 
     def begin_epoch(self) -> None:
         """The loop begins an epoch over leased samples."""
+        if self._closed:
+            raise ConfigError("training goes on after pace.close(): the servers have ended; close after the last step")
         self._epoch += 1
+        if not self._is_pushed:  # what was accumulated and not sent counts as dropped by now
+            self._samples = 0
 
     def next_lease(self) -> Lease | None:
         """The loop asks for a batch; None when its epoch is over."""
         self._place.peers.check()
         if self._is_pushed:
             self._receive()
+        if self._is_void:
+            self._forget_gradient()
         if self._lease is None:  # no gradient was sent since the last batch: it is being accumulated
             self._accumulate()
         lease = self._lease
@@ -204,7 +213,6 @@ class WorkerPace(Pace):
             return None
         self._lease = None
         self._samples += len(lease)
-        self._micro_steps += 1
         return lease
 
     def before_fetch(self) -> None:
@@ -219,34 +227,46 @@ class WorkerPace(Pace):
         if self._closed:
             return
         self._place.peers.check()
+        if self._ledger is None:
+            if torch.is_grad_enabled():
+                raise ConfigError("parameter servers hand out the samples: take the batches from pace.data(...)")
+            return
         if self._is_stale:
             self._pull()
         self._clock.enter(Phase.FORWARD if torch.is_grad_enabled() else Phase.OTHER)
 
     def before_backward(self) -> None:
-        """The autograd engine is about to run."""
+        """The autograd engine is about to run, perhaps for another model: the first gradient of ours begins a push."""
         self._clock.enter(Phase.BACKWARD)
-        self._missing = []
-        if self._closed or self._skips_push or self._is_void:
+        self._may_begin = not (self._closed or self._skips_push)
+
+    def _begin_push(self) -> None:
+        if self._is_void:
             return
         if self._is_pushed:
             raise PacelineError(
                 "a second backward pass since the last batch, and the first one's gradient is already on its way: "
                 "put all but the last one under pace.no_sync()"
             )
+        if self._is_stale:
+            raise PacelineError(
+                "the gradient is of parameters that are not the servers': call the model itself, net(x), and neither "
+                "its forward() nor a part of it, since the call is when parameters are taken over"
+            )
         if not self._samples:
             raise ConfigError("parameter servers hand out the samples: take the batches from pace.data(...)")
-        self._missing = [set(bucket) for bucket in self._shards.buckets]
-        self._next_bucket = 0
         cancelled = any(link.is_cancelled for link in self._links)
         scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
         self._relay.begin(self._version, self._samples, scale, abandons=cancelled)
         self._is_pushed = self._is_stale = True
-        if cancelled:
-            self._missing = []
+        self._next_bucket = 0
+        self._missing = [] if cancelled else [set(bucket) for bucket in self._shards.buckets]
 
     def _on_gradient(self, index: int, param: Tensor) -> None:
         """A parameter's gradient is there; if its bucket is, that leaves."""
+        if self._may_begin:
+            self._may_begin = False
+            self._begin_push()
         if self._missing:
             assert param.grad is not None
             self._shards.view(self._outgoing, index).copy_(param.grad)
@@ -263,6 +283,7 @@ class WorkerPace(Pace):
     def after_backward(self, error: BaseException | None) -> None:
         """The autograd engine has run; parameters without a gradient count as zero."""
         self._clock.enter(Phase.OTHER)
+        self._may_begin = False
         if not self._missing:
             return
         if error is not None:
@@ -300,7 +321,7 @@ class WorkerPace(Pace):
             timing = self._clock.close_step(self._version + 1, self._samples)
             self._links[0].send([timing_header(timing)])
         self._is_void = False
-        self._samples = self._micro_steps = 0
+        self._samples = 0
 
     def begin_expected(self, name: str) -> None:  # noqa: ARG002 - the log is the chief's
         """A stretch begins that must not count (`paceline.expected_slow`)."""
@@ -319,7 +340,7 @@ class WorkerPace(Pace):
         if self._ledger is not None:
             raise ConfigError("pace.data(...) was already called; lease one data set per served model")
         self._ledger = ledger
-        told = json.loads(self._place.store.get("data"))
+        told = json.loads(wait_for(self._place.store, "data", self._place.peers))
         if told != [ledger.num_samples, ledger.batch_size]:
             raise ConfigError(
                 f"all ranks must lease the same data: the servers know {told[0]} samples in batches of {told[1]}, "
@@ -373,6 +394,7 @@ class WorkerPace(Pace):
         if exc is None:
             self.close()
             return
-        with contextlib.suppress(Exception):
-            self._leave_links()  # the others go on without this worker
+        if self._links and not self._missing:  # in the middle of a gradient servers expect the rest, or its end
+            with contextlib.suppress(Exception):
+                self._leave_links()  # the others go on without this worker
         self._uninstall()
