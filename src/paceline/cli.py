@@ -400,7 +400,7 @@ def _print_comparisons(comparisons: tuple[Any, ...]) -> None:
     shown = _table("Time to accuracy, live and simulated", "training", "live", "simulated", "ratio", "close")
     for c in comparisons:
         times = ("not reached" if time_s is None else f"{time_s:.2f} s" for time_s in (c.live_s, c.simulated_s))
-        shown.add_row(c.name, *times, _number(c.ratio, "x"), _yes_or_no(c.is_close))
+        shown.add_row(c.name, *times, _number(c.ratio, "x"), _yes_or_no(c.is_as_fast))
     console.print(shown)
     paced = _table(
         "Time between updates, live and simulated", "training", "mode", "live", "simulated", "ratio", "within"

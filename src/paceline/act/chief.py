@@ -77,7 +77,6 @@ class Chief:
         lr_rule: How the learning rate follows the batch of an update.
         observe: Told all that a controller must know.
         version: Updates applied so far, where training is resumed.
-        num_trained: Samples trained so far, likewise.
 
     Example:
         >>> from paceline.policy.barrier import BSP
@@ -99,17 +98,15 @@ class Chief:
         lr_rule: LrRule,
         observe: Callable[[Observation], None],
         version: int = 0,
-        num_trained: int = 0,
         snapshot_every: int | None = None,
     ) -> None:
         self.policy = policy
         self.ledger = ledger
         self.version = version
-        self.num_trained = num_trained
         self.guests: dict[int, Guest] = {}
         self.has_started = False
         self.is_over = False
-        self.noise: float | None = None
+        self.noise: float | None = None  # the gradient noise scale, samples, for the rule that needs it
         self.norm_samples: dict[int, dict[int, int]] = {}  # by version whose norms are wanted: samples by link
         self.tree: dict[int, int] = {}  # parent by child, links, for what is released next
         self.wanted_tree: dict[Rank, Rank] = {}  # parent by child, from the next update on
@@ -288,7 +285,6 @@ class Chief:
         if wants_norms:
             self.norm_samples[self.version] = {guest.link: samples[guest.rank] for guest in guests}
         self._commands.append(["apply", shares, scale, total, wants_norms])
-        self.num_trained += total
         for guest in guests:
             guest.doing = "waiting"
         self._observe(
@@ -299,7 +295,6 @@ class Chief:
         if self._snapshot_every and self.version % self._snapshot_every == 0:
             self.snapshots[self.version] = {
                 "version": self.version,
-                "num_trained": self.num_trained,
                 "ledger": asdict(self.ledger),
             }
             self._commands.append(["snapshot", self.version])

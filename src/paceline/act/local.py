@@ -197,7 +197,8 @@ def _child(
         result: tuple[Any, str | None, str | None] = (function(rank, *args), None, None)
         code = 0
     except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        if not isinstance(error, KeyboardInterrupt):  # Ctrl-C reaches all ranks, and needs no explanation by each
+            sys.excepthook(type(error), error, error.__traceback__)
         result = (None, traceback.format_exc(), type(error).__name__)
         code = 1
     pipe.send(result)

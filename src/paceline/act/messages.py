@@ -81,14 +81,12 @@ class Spot:
     children: tuple[int, ...] = ()
 
 
-def answer_tensors(
-    kind: Down, version: int, epoch: int = 0, lease: Lease | None = None, spot: Spot | None = None
-) -> list[Tensor]:
-    """A header with the epoch that has samples left, and what belongs to it: a lease's positions, and children."""
+def answer_tensors(kind: Down, version: int, lease: Lease | None = None, spot: Spot | None = None) -> list[Tensor]:
+    """A header, and what belongs to it: a lease's positions, and children."""
     spot = spot or Spot()
     positions = lease.positions if lease else ()
     lease_epoch = lease.epoch if lease else -1
-    told = header(kind, version, epoch, lease_epoch, len(positions), spot.tree, spot.parent, len(spot.children))
+    told = header(kind, version, lease_epoch, len(positions), spot.tree, spot.parent, len(spot.children))
     return [told, torch.tensor((*positions, *spot.children), dtype=torch.int64)]
 
 

@@ -234,7 +234,7 @@ class ServerPace(Pace):
             state = self._snapshots.load_chief(version) if self._snapshots and version is not None else None
             chief = Chief(
                 place.num_workers, place.num_servers, self._policy or BSP(), _resumed(ledger, state), self._lr_rule,
-                adviser.observe, version or 0, state["num_trained"] if state else 0, self._snapshot_every,
+                adviser.observe, version or 0, self._snapshot_every,
             )  # fmt: skip
         server = Server(
             place, self._shards, keeper, Buffers(list(self._module.buffers())), self._wire_dtype, chief, adviser,

@@ -144,6 +144,7 @@ class Server:
                     self._take(self._inbox.get(timeout=self._patience()))
                 self._place.peers.check()
                 if self._chief is not None:
+                    self._chief.noise = self._adviser.noise if self._adviser else None
                     self._chief.wake(self._now_s())
                     self._carry_out(self._chief.take_commands())
                     self._check_company(self._chief)
@@ -175,7 +176,7 @@ class Server:
                 self._adviser.observe(timing_of(self._links[number].rank, told))
             case Event("more", number, epoch) if self._chief:
                 lease = self._chief.more(number, epoch)
-                self._links[number].send(answer_tensors(Down.LEASE, self._version, self._chief.ledger.epoch, lease))
+                self._links[number].send(answer_tensors(Down.LEASE, self._version, lease))
             case Event("bye", number, num_epochs):
                 self._pulse.unwatch(f"link{number}")
                 if self._chief:
@@ -292,7 +293,7 @@ class Server:
         if self._chief is not None:
             guest = self._chief.guests[link.number]
             lease, guest.lease = guest.lease, None
-            told = answer_tensors(kind, self._version, self._chief.ledger.epoch, lease, spot)
+            told = answer_tensors(kind, self._version, lease, spot)
             told.append(self._buffer_values)
         else:
             told = answer_tensors(kind, self._version, spot=spot)

@@ -28,10 +28,9 @@ class Expelled(PacelineError):  # noqa: N818 - a state of affairs, caught where 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server says when it releases a worker; the lease and the epoch are the chief's."""
+    """What a server says when it releases a worker; the lease is the chief's."""
 
     version: int
-    epoch: int
     lease: Lease | None
     spot: Spot
 
@@ -153,7 +152,7 @@ class ServerLink(threading.Thread):
     def _receive(self, channel: Channel) -> bool:
         told = torch.empty(HEADER_SIZE, dtype=torch.float64)
         channel.receive([told])
-        kind, version, epoch, lease_epoch, count, tree, parent, num_children = (int(value) for value in told[:8])
+        kind, version, lease_epoch, count, tree, parent, num_children = (int(value) for value in told[:7])
         match Down(kind):
             case Down.CANCEL:
                 self.is_cancelled = True
@@ -170,7 +169,7 @@ class ServerLink(threading.Thread):
         channel.receive([numbers])
         positions, children = tuple(numbers[:count].tolist()), tuple(numbers[count:].tolist())
         spot = Spot(tree, parent, children)
-        answer = Answer(version, epoch, Lease(lease_epoch, positions) if count else None, spot)
+        answer = Answer(version, Lease(lease_epoch, positions) if count else None, spot)
         if kind == Down.LEASE:
             self.more.resolve(answer)
             return True
