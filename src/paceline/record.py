@@ -31,12 +31,14 @@ _KINDS: dict[str, type[Any]] = {
 }
 _FIELDS = {kind: tuple(f.name for f in fields(cls)) for kind, cls in _KINDS.items()}
 _KIND_OF = {cls: kind for kind, cls in _KINDS.items()}
-_UNBOUNDED = ("value", "high", "slowdown")  # the numbers of ours that may be infinite
-_INT_KEYED = (
-    "contributions",
-    "dropped",
-    "staleness",
-)  # JSON turns integer keys into strings; we turn them back
+
+
+def _fields_among(names: set[str]) -> dict[str, tuple[str, ...]]:
+    return {kind: tuple(name for name in own if name in names) for kind, own in _FIELDS.items()}
+
+
+_UNBOUNDED = _fields_among({"value", "high", "slowdown"})  # the numbers of ours that may be infinite
+_INT_KEYED = _fields_among({"contributions", "dropped", "staleness"})  # JSON makes their keys text; we undo it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,12 @@ def encode(value: Any) -> dict[str, Any]:
     if kind is None:
         raise TypeError(f"cannot log a {type(value).__name__}; loggable: {sorted(_KINDS)}")
     # Not `asdict`: our values are flat, and it copies deeply at ten times the cost, on every step of every rank.
-    return {"kind": kind, **{name: _compact(name, getattr(value, name)) for name in _FIELDS[kind]}}
+    data: dict[str, Any] = {"kind": kind}
+    for name in _FIELDS[kind]:
+        content = getattr(value, name)
+        # Times to 0.1 microseconds: half the size, and finer than any clock that made them.
+        data[name] = round(content, 7) if type(content) is float and name.endswith("_s") else content
+    return data
 
 
 def decode(data: Mapping[str, Any]) -> Any:
@@ -69,22 +76,19 @@ def decode(data: Mapping[str, Any]) -> Any:
         >>> decode(encode(StepTiming(rank=1, step=2, started_s=0.5, data_s=0.25))).data_s
         0.25
     """
-    cls = _KINDS.get(str(data.get("kind")))
+    values = dict(data)
+    kind = str(values.pop("kind", None))
+    cls = _KINDS.get(kind)
     if cls is None:
         return None
-    values = {k: v for k, v in data.items() if k not in ("kind", "time_s")}
-    for key in _INT_KEYED:
+    values.pop("time_s", None)
+    for key in _INT_KEYED[kind]:
         if key in values:
             values[key] = {int(k): v for k, v in values[key].items()}
-    for key in _UNBOUNDED:
+    for key in _UNBOUNDED[kind]:
         if key in values and values[key] is None:
             values[key] = math.inf
     return cls(**values)
-
-
-def _compact(name: str, value: Any) -> Any:
-    """Round times to 0.1 microseconds: half the size, and finer than any clock that made them."""
-    return round(value, 7) if name.endswith("_s") and isinstance(value, float) else value
 
 
 def _strict(value: Any) -> Any:
@@ -138,6 +142,16 @@ class RunLog:
             text = json.dumps(data, allow_nan=False) + "\n"
         except ValueError:
             text = json.dumps(_strict(data), allow_nan=False) + "\n"
+        self._write(text)
+
+    def write_encoded(self, line: str, time_s: float) -> None:
+        """Append a value that another rank has turned into JSON, as it came, and when it came."""
+        if "NaN" in line or "Infinity" in line:  # Python's own, not JSON's
+            self._append({**json.loads(line), "time_s": time_s})
+        else:
+            self._write(f'{line[:-1]}, "time_s": {time_s}}}\n')
+
+    def _write(self, text: str) -> None:
         with self._lock:  # the training thread writes metrics, the coordinator's the rest
             self._file.write(text)
 

@@ -192,3 +192,15 @@ def test_infinity_is_written_as_json_that_everybody_reads_and_comes_back(tmp_pat
     first, *_ = [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
     assert (first["deep"], first["nothing"]) == ({"list": [1.5, None]}, None)
     assert [line.value for line in read(tmp_path)] == [None, noise, verdict]
+
+
+def test_an_encoded_line_is_written_as_it_came_but_never_as_anything_other_than_json(tmp_path):
+    verdict = Verdict(9, 1, "a", "data", "data", math.inf, 0.2, 1.0, 4, "slow")
+    plain = StepTiming(rank=1, step=2, started_s=0.5, data_s=0.25)
+    with RunLog(tmp_path) as log:
+        log.write("run", schema=SCHEMA_VERSION, time_s=1.5)
+        for value in (plain, verdict):
+            log.write_encoded(json.dumps(encode(value)), 1.5)
+    for line in (tmp_path / LOG_NAME).read_text(encoding="utf-8").splitlines():
+        assert json.loads(line, parse_constant=refuse)["time_s"] == 1.5
+    assert [line.value for line in read(tmp_path)] == [None, plain, verdict]

@@ -598,7 +598,7 @@ def _meet(
         if len(set(given)) > 1:
             raise ConfigError(f"all ranks must attach with the same {what}, got {dict(enumerate(given))}")
     if rank == 0:
-        store.set("board", json.dumps({"beat": 0}))
+        store.set("board", json.dumps({"beat": 0, "read": [0] * world_size}))
     store.get("board")  # there before anybody asks for it off the training thread
     return [Member(hello["host"], hello["pid"]) for hello in everybody], Path(everybody[0]["run_dir"])
 

@@ -2,12 +2,14 @@
 
 Two kinds of keys, all overwritten in place, so the store does not grow:
 
-    status/RANK   what the rank wants known: a beat, its next exchange, what it has armed, a failure
-    board         what rank 0 tells everybody: a beat, the proposal, the decision, the ring's epoch, a failure
+    status/RANK   what the rank wants known: a beat, its next exchange, what it has armed, a failure; after that, a
+                  line each, the observations that rank 0 is not known to have read yet
+    board         what rank 0 tells everybody: a beat, how many observations of each rank it has read, the proposal,
+                  the decision, the ring's epoch, a failure
 
-and `obs/RANK/N`, batches of observations that rank 0 reads and deletes. A plan takes effect by a two-phase commit:
-rank 0 proposes an exchange far enough ahead; each rank arms it unless it is already there; rank 0 commits when all
-have, and an armed rank does not pass the fence before it knows the decision. A rank attached to another parks first.
+A plan takes effect by a two-phase commit: rank 0 proposes an exchange far enough ahead; each rank arms it unless it is
+already there; rank 0 commits when all have, and an armed rank does not pass the fence before it knows the decision. A
+rank attached to another parks first.
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ from paceline.record import encode
 
 Board = dict[str, Any]
 Status = dict[str, Any]
-ReadBatch = Callable[[int, int], list[dict[str, Any]]]  # rank, batch number -> encoded observations
-Lead = Callable[[list[Status], ReadBatch], Board]
+Lead = Callable[[list[Status], list[list[str]]], Board]  # all statuses, and the observations behind each, encoded
 TICK_S = 0.2  # between two exchanges with the store; an eighth of it while a plan is under way
 
 
@@ -40,7 +41,7 @@ class Coordinator(threading.Thread):
         store: A connection of this thread's own, prefixed for this run.
         peers: Where failures are noted.
         waiting_s: Returns how long the training thread has been waiting for others.
-        lead: On rank 0: turns all statuses into the next board; None elsewhere.
+        lead: On rank 0: turns all statuses and observations into the next board; None elsewhere.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Coordinator(threading.Thread):
         self._waiting_s = waiting_s
         self._lead = lead
         self._outbox: deque[Any] = deque()
-        self._num_batches = 0
+        self._unread: deque[str] = deque()  # encoded observations; the first is number `_status["first"]`
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -71,7 +72,7 @@ class Coordinator(threading.Thread):
         self._status: Status = {
             "beat": 0,
             "next": 1,
-            "batches": 0,
+            "first": 0,
             "armed": [0, 0],
             "refused": [0, 0],
             "parked": 0,
@@ -206,34 +207,24 @@ class Coordinator(threading.Thread):
         now = time.monotonic()
         if now - self.last_contact > 1.0 + 4 * TICK_S:
             self._resumed = now  # this process was asleep: the silence of others before that proves nothing
-        batch = []
         while self._outbox:
-            batch.append(encode(self._outbox.popleft()))
-        if batch:
-            self._store.set(f"obs/{self._rank}/{self._num_batches}", json.dumps(batch))
-            self._num_batches += 1
+            self._unread.append(json.dumps(encode(self._outbox.popleft())))
         with self._lock:
             self._status["beat"] += 1
-            self._status["batches"] = self._num_batches
             self._status["suspicion"] = self._peers.suspicion
             self._status["waiting_s"] = round(self._waiting_s(), 2)
             status = json.dumps(self._status)
-        self._store.set(f"status/{self._rank}", status)
+        self._store.set(f"status/{self._rank}", "\n".join((status, *self._unread)))
         if self._lead is not None:
             raw = self._store.multi_get([f"status/{rank}" for rank in range(self._world_size)])
-            self.statuses = [json.loads(text) for text in raw]
-            board = self._lead(self.statuses, self._read_batches)
+            told = [text.decode().split("\n") for text in raw]
+            self.statuses = [json.loads(lines[0]) for lines in told]
+            board = self._lead(self.statuses, [lines[1:] for lines in told])
             self._store.set("board", json.dumps(board))
         else:
             board = json.loads(self._store.get("board"))
         self._take_in(board)
         self.last_contact = time.monotonic()
-
-    def _read_batches(self, rank: int, number: int) -> list[dict[str, Any]]:
-        key = f"obs/{rank}/{number}"
-        batch: list[dict[str, Any]] = json.loads(self._store.get(key))
-        self._store.delete_key(key)
-        return batch
 
     def _take_in(self, board: Board) -> None:
         now = time.monotonic()
@@ -241,6 +232,9 @@ class Coordinator(threading.Thread):
             self._board_seen = now
         elif now - max(self._board_seen, self._resumed) > self._peers.silence_s:
             self._peers.silent(0, f"no sign of life for {self._peers.silence_s:.0f} s (killed or stopped)")
+        while self._status["first"] < board["read"][self._rank]:
+            self._unread.popleft()
+            self._status["first"] += 1
         proposal = board.get("proposal")
         if proposal and tuple(proposal["key"]) != self._answered:
             self._answer(plan_from_json(proposal["plan"]), tuple(proposal["key"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from paceline.act.coordinator import Board, ReadBatch, Status
+from paceline.act.coordinator import Board, Status
 from paceline.act.health import Health, Member
 from paceline.act.negotiation import Negotiator
 from paceline.decide.candidates import PARAMETER_SERVER
@@ -26,7 +27,8 @@ from paceline.record import RunLog, decode
 from paceline.types import NormSample, Rank, Verdict
 
 logger = logging.getLogger("paceline")
-_BREATH_S = 1e-4  # slept after each observation: a burst of them must not keep the interpreter from the training thread
+_BREATH_S = 1e-4  # slept now and then: a burst of observations must not keep the interpreter from the training thread
+_PER_BREATH = 4  # observations between two breaths
 
 
 def live_controller(
@@ -85,7 +87,7 @@ class Leader:
         self._negotiator = Negotiator()
         self._advised_for: frozenset[Rank] | None = None
         self._beat = 0
-        self._board: Board = {}
+        self._board: Board = {"read": self._read}
         self._ended = False
         self._broken = False  # an error of our own: what was measured so far stands, the report is partial
         self._silent: set[Rank] = set()
@@ -102,13 +104,13 @@ class Leader:
         policy = self._state.policy
         return frozenset(policy.parent_of) if isinstance(policy, AttachedRing) else frozenset()
 
-    def __call__(self, statuses: list[Status], read_batch: ReadBatch) -> Board:
+    def __call__(self, statuses: list[Status], observations: Sequence[Sequence[str]]) -> Board:
         """One tick: take in what is new, return the next board."""
         self._beat += 1
         if self._ended:  # only the last word goes on being told
             return {**self._board, "beat": self._beat, "all_closed": all(s["closed"] for s in statuses)}
         try:
-            self._take_in_news(statuses, read_batch)
+            self._take_in_news(statuses, observations)
         except Exception:  # measuring and deciding must never be what ends a training
             logger.exception("paceline stops observing after an error of its own; the training goes on")
             self._broken = True
@@ -117,6 +119,7 @@ class Leader:
         loss = self._health.judge(statuses, self.attached)
         self._board = {
             "beat": self._beat,
+            "read": self._read,
             **self._negotiator.board(self.attached),
             "over": max(status["over"] for status in ring) if self.attached else -1,
             "fence": max(status["fence"] for status in ring),
@@ -125,13 +128,13 @@ class Leader:
         }
         return self._board
 
-    def _take_in_news(self, statuses: list[Status], read_batch: ReadBatch) -> None:
-        for rank, status in enumerate(statuses):
-            while self._read[rank] < status["batches"]:
-                batch = read_batch(rank, self._read[rank])
-                self._read[rank] += 1  # first: a batch is gone once it is read, whatever comes of it
-                for data in batch if not self._broken else ():
-                    self._take_in(data)
+    def _take_in_news(self, statuses: list[Status], observations: Sequence[Sequence[str]]) -> None:
+        for rank, (status, lines) in enumerate(zip(statuses, observations, strict=True)):
+            for line in lines[self._read[rank] - status["first"] :]:
+                self._read[rank] += 1  # first: it is read, whatever comes of it
+                if not self._broken:
+                    self._take_in(line)
+                if sum(self._read) % _PER_BREATH == 0:
                     time.sleep(_BREATH_S)
         if self._broken and self._negotiator.stage != "commit":
             return
@@ -150,12 +153,12 @@ class Leader:
         given = self._controller.conditions(self._state)
         return max(given.own_times_s[rank] for rank in self._ring_ranks()) if given else 0.1
 
-    def _take_in(self, data: dict[str, Any]) -> None:
-        value = decode(data)
+    def _take_in(self, line: str) -> None:
+        value = decode(json.loads(line))
         if isinstance(value, NormSample):
             self._take_in_norms(value)
             return
-        self.log.write(**data, time_s=round(self.now_s, 4))
+        self.log.write_encoded(line, round(self.now_s, 4))
         self._observe(value)
 
     def _take_in_norms(self, sample: NormSample) -> None:

@@ -132,12 +132,15 @@ class Peers:
         if not interruptible:
             work.wait()
             return
-        while not work.is_completed():
+        while True:
             self.check()
             with contextlib.suppress(RuntimeError):  # a collective goes on when a timed wait ends (a send would not)
                 work.wait(_LOOK_UP_EVERY)
+                return
+            if work.is_completed():
+                break
         try:
-            work.wait()
+            work.wait()  # it may have succeeded just after the timed wait ended
         except RuntimeError as error:
             self.broken = error
             raise

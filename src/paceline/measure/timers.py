@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 
 from paceline.measure.resources import ThreadUsage, thread_usage
-from paceline.types import OWN_PHASES, Phase, Rank, StepTiming
+from paceline.types import Phase, Rank, StepTiming
+
+_NOTHING_SPENT = dict.fromkeys(Phase, 0.0)
 
 
 class StepClock:
@@ -49,7 +51,7 @@ class StepClock:
         self._now = now
         self._usage = usage
         self._origin = self._last = self._step_start = now()
-        self._spent = dict.fromkeys(Phase, 0.0)
+        self._spent = _NOTHING_SPENT.copy()
         self._gc_pending = 0.0
         self._expected_depth = 0
         self._usage_start = usage()
@@ -100,17 +102,22 @@ class StepClock:
             The timing of the step that ended.
         """
         self._charge()
-        usage, before = self._usage(), self._usage_start
+        usage, before, spent = self._usage(), self._usage_start, self._spent
         timing = StepTiming(
             rank=self._rank,
             step=step,
             started_s=self._step_start - self._origin,
+            data_s=spent[Phase.DATA],
+            forward_s=spent[Phase.FORWARD],
+            backward_s=spent[Phase.BACKWARD],
+            optimizer_s=spent[Phase.OPTIMIZER],
+            gc_s=spent[Phase.GC],
+            other_s=spent[Phase.OTHER],
+            wait_s=spent[Phase.WAIT],
+            expected_s=spent[Phase.EXPECTED],
             samples=samples,
             cpu_s=None if usage is None or before is None else usage.cpu_s - before.cpu_s,
             runqueue_s=None if usage is None or before is None else usage.runqueue_s - before.runqueue_s,
-            wait_s=self._spent[Phase.WAIT],
-            expected_s=self._spent[Phase.EXPECTED],
-            **{f"{phase.value}_s": self._spent[phase] for phase in OWN_PHASES},
         )
         self._reset(usage)
         return timing
@@ -121,7 +128,7 @@ class StepClock:
         self._reset(self._usage())
 
     def _reset(self, usage: ThreadUsage | None) -> None:
-        self._spent = dict.fromkeys(Phase, 0.0)
+        self._spent = _NOTHING_SPENT.copy()
         self._step_start = self._last
         self._usage_start = usage
 
